@@ -188,7 +188,7 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule, form: Form | None) -> 
         return []
     try:
         copied, was = copy_of(graph), propagated(graph)
-        upsampled = 0 if form is None else convolve_before_upsampling(copied, form)
+        upsampled = 0 if form is None else convolve_before_upsampling(copied, form, was.all_written)
         if upsampled:
             note_values(copied, propagated(copied))
         read = {node: _read_in_channels_last(*asked) for node, asked in _of_images(copied).items()}

@@ -220,6 +220,11 @@ class Propagation(torch.fx.Interpreter):
                 numbers.setdefault(_storage(self.known[node]), i - len(self._inputs))
         return [numbers.setdefault(_storage(self.known[node]), i) for i, node in enumerate(results)]
 
+    @property
+    def all_written(self) -> set[str]:
+        """The names of all nodes that have what something behind them writes in place."""
+        return {name for found in self._written.values() for name in found}
+
     def written(self, names: Collection[str]) -> dict[str, set[str]]:
         """For each node that writes in place, which nodes before it have what it writes, of those with these names."""
         return {name: found & set(names) for name, found in self._written.items() if name in names}

@@ -6,17 +6,19 @@ and so are columns. There are four ways to lie on the pixels, hence four times t
 (2016, arXiv 1609.05158) with filters that are made of those of the layer. Two forms of it have the same products:
 
 - ``transposed``: a transposed convolution with 4x4 taps and a stride of 2, which writes the result where it belongs.
+  Its bias is added behind it, for what reads the result to do it in passing; 1x1 convolutions take it into their own.
 - ``shuffled``: a 2x2 convolution with four times the filters, whose results are put beside each other by a copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 import torch
 from torch.nn.functional import pad
 
-from haloconv.fusion.convolutions import arguments_of, is_convolution, is_transposed, value_of
+from haloconv.fusion.convolutions import CONVOLUTIONS, arguments_of, is_convolution, is_transposed, value_of
 
 Node = torch.fx.Node
 Tensor = torch.Tensor
@@ -46,27 +48,21 @@ def is_before_upsampling(graph: torch.fx.GraphModule) -> bool:
     return any(_enlarging(node) is not None for node in graph.graph.nodes if is_convolution(node))
 
 
-def convolve_before_upsampling(graph: torch.fx.GraphModule, form: Form) -> int:
+def convolve_before_upsampling(graph: torch.fx.GraphModule, form: Form, written: Collection[str] = ()) -> int:
     """Replace such pairs in place, where nobody else reads the enlarged image; how many.
 
-    Nothing is known of the nodes that come in yet.
+    ``written`` are the names of nodes whose results something writes in place. Nothing is known of the nodes that come
+    in yet.
     """
     found = 0
     for node in [*graph.graph.nodes]:
         enlarging = _enlarging(node) if is_convolution(node) else None
         if enlarging is None:
             continue
-        given = arguments_of(node)
-        image, w, bias = _image(enlarging), given["weight"], given["bias"]
         with graph.graph.inserting_before(node):
-            if form == "transposed":
-                filters = graph.graph.call_function(filters_of_transposed, (w,))
-                y = result = graph.graph.call_function(torch.conv_transpose2d, (image, filters, bias, 2, 1))
-            else:
-                filters = graph.graph.call_function(filters_of_four, (w,))
-                four = None if bias is None else graph.graph.call_method("repeat", (bias, 4))
-                y = graph.graph.call_function(torch.conv2d, (image, filters, four, 1, 1))
-                result = graph.graph.call_function(shuffled_and_cut, (y,))
+            y, result = (_transposed if form == "transposed" else _shuffled)(graph.graph, node, _image(enlarging))
+        if y is not result and form == "transposed" and node.name not in written:
+            _move_bias(graph.graph, node, y)
         y.meta.update({name: value for name, value in node.meta.items() if name != "example_value"})
         node.replace_all_uses_with(result)
         graph.graph.erase_node(node)
@@ -75,6 +71,46 @@ def convolve_before_upsampling(graph: torch.fx.GraphModule, form: Form) -> int:
     if found:
         graph.recompile()
     return found
+
+
+def _shuffled(graph: torch.fx.Graph, node: Node, image: Node) -> tuple[Node, Node]:
+    """The convolution that stands for the node's, and what has its result."""
+    given = arguments_of(node)
+    filters = graph.call_function(filters_of_four, (given["weight"],))
+    bias = None if given["bias"] is None else graph.call_method("repeat", (given["bias"], 4))
+    y = graph.call_function(torch.conv2d, (image, filters, bias, 1, 1))
+    return y, graph.call_function(shuffled_and_cut, (y,))
+
+
+def _transposed(graph: torch.fx.Graph, node: Node, image: Node) -> tuple[Node, Node]:
+    """The transposed convolution that stands for the node's, and what has its result: the same without a bias."""
+    given = arguments_of(node)
+    filters = graph.call_function(filters_of_transposed, (given["weight"],))
+    y = graph.call_function(torch.conv_transpose2d, (image, filters, None, 2, 1))
+    if given["bias"] is None:
+        return y, y
+    bias = graph.call_method("to", (given["bias"], value_of(node).dtype))
+    return y, graph.call_function(torch.add, (y, graph.call_method("reshape", (bias, -1, 1, 1))))
+
+
+def _move_bias(graph: torch.fx.Graph, node: Node, y: Node) -> None:
+    """Let 1x1 convolutions of the node's result read y, which lacks its bias, and add what becomes of that."""
+    bias = arguments_of(node)["bias"]
+    for reader in [each for each in node.users if is_convolution(each)]:
+        own = arguments_of(reader)
+        w = value_of(own["weight"])
+        inside = own["padding"] in (0, "valid") or _pair(own["padding"]) == (0, 0)
+        plain = inside and own["groups"] == 1 and own["input"] is node and own["weight"] is not node
+        if is_transposed(reader, own) or not plain or tuple(w.shape[2:]) != (1, 1):
+            continue
+        with graph.inserting_before(reader):
+            moved = graph.call_function(bias_behind, (own["weight"], bias, own["bias"]))
+        at = CONVOLUTIONS[reader.target].index("bias")
+        if len(reader.args) > at:
+            reader.update_arg(at, moved)
+        else:
+            reader.update_kwarg("bias", moved)
+        reader.replace_input_with(node, y)
 
 
 def _enlarging(node: Node) -> Node | None:
@@ -114,6 +150,13 @@ def filters_of_four(w: Tensor) -> Tensor:
     k, c = w.shape[:2]
     parts = _added(w).view(k, c, 2, 2, 2, 2).flip(3, 5)  # (K, C, row of taps, of the result, column of taps, of it)
     return parts.permute(3, 5, 0, 1, 2, 4).reshape(4 * k, c, 2, 2).to(w.dtype)
+
+
+def bias_behind(w: Tensor, missing: Tensor, bias: Tensor | None) -> Tensor:
+    """(K,), the bias of a 1x1 convolution by w (K, C, 1, 1) whose image lacks its own, ``missing`` (C,)."""
+    wide = torch.promote_types(w.dtype, torch.float32)
+    moved = (w.flatten(1).to(wide) * missing.to(wide)).sum(1)
+    return (moved if bias is None else moved + bias).to(w.dtype if bias is None else bias.dtype)
 
 
 def _added(w: Tensor) -> Tensor:

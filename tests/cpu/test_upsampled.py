@@ -174,6 +174,25 @@ def test_results_that_are_written_in_place_and_normed_by_channel(form: Form) -> 
     assert "filters_of" in seen.code and "group_norm_by_channel" in seen.code
 
 
+SHORT, SHORT_BIAS = image(5, 6, 1, 1), image(5)
+POINTWISE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {  # of a result: what reads it, moved biases
+    "twice": (lambda y: functional.conv2d(y, SHORT, SHORT_BIAS) + functional.conv2d(y, weight=SHORT, stride=1), 2),
+    "beside a norm": (lambda y: functional.conv2d(y, SHORT, bias=SHORT_BIAS) + functional.group_norm(y, 3)[:, :5], 1),
+    "padded": (lambda y: functional.conv2d(y, SHORT, SHORT_BIAS, padding=1), 0),
+    "in groups": (lambda y: functional.conv2d(y, SHORT[:4, :3], SHORT_BIAS[:4], groups=2), 0),
+    "3x3": (lambda y: functional.conv2d(y, BACK), 0),
+    "written before": (lambda y: functional.conv2d(y.mul_(2), SHORT) + functional.conv2d(y, SHORT, SHORT_BIAS), 0),
+}
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_1x1_convolutions_behind_take_the_bias_of_a_transposed_one(name: str) -> None:
+    reads, moved = POINTWISE[name]
+    seen = Seen("transposed")
+    compared(lambda x: reads(functional.conv2d(enlarged(x, scale_factor=2), W, BIAS, padding=1)), seen)
+    assert seen.code.count("bias_behind(") == moved and "filters_of_transposed" in seen.code
+
+
 def test_results_lie_in_channels_last_without_a_further_copy() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return functional.conv2d(functional.conv2d(enlarged(x, scale_factor=2), W, padding=1), BACK).mean((2, 3))
