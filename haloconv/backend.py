@@ -10,6 +10,7 @@ dtype, extents and strides of the result are compared with those that PyTorch's 
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
 import sys
@@ -28,6 +29,7 @@ from haloconv.fusion.channels_last import (
     bring_results_back,
     bring_to_channels_last,
     copy_of,
+    note_values,
     propagated,
 )
 from haloconv.fusion.convolutions import (
@@ -43,6 +45,7 @@ from haloconv.fusion.convolutions import (
 )
 from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
 from haloconv.fusion.group_norms import norms_by_channel
+from haloconv.fusion.upsampled import OPTION, Form, convolve_before_upsampling, form_of_option, is_before_upsampling
 from haloconv.problem import Problem, Request
 
 OLDEST = (2, 6)
@@ -74,7 +77,7 @@ class Convolution(NamedTuple):
 
 
 class _Backend:
-    """What PyTorch calls with each graph. ``mode`` and ``options`` are those of torch.compile, for Inductor."""
+    """What PyTorch calls with each graph. ``mode`` and ``options`` are those of torch.compile, for Inductor but one."""
 
     def __call__(
         self,
@@ -84,10 +87,15 @@ class _Backend:
         mode: str | None = None,
         options: dict[str, Any] | None = None,
     ) -> Callable[..., Any]:
-        """The compiled graph. Raises RuntimeError for a PyTorch that is too old, and what Inductor raises."""
+        """The compiled graph.
+
+        Raises RuntimeError for a PyTorch that is too old, ValueError for an option of ours, and what Inductor raises.
+        """
         check_version(torch.__version__)
-        replace_convolutions(graph, (options or {}).get("layout_optimization", True))
-        inductor = torch._TorchCompileInductorWrapper(mode, options, None)
+        options = dict(options or {})
+        form = form_of_option(options.pop(OPTION, None))
+        replace_convolutions(graph, options.get("layout_optimization", True), form)
+        inductor = torch._TorchCompileInductorWrapper(mode, options or None, None)
         compiled: Callable[..., Any] = inductor(graph, example_inputs)
         return compiled
 
@@ -119,23 +127,38 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Convo
     ``model`` is called with the other arguments, and traced as torch.compile does it; nothing is compiled. Gradients
     count where PyTorch records them: call it under torch.no_grad() to see what inference does.
     """
+    return tuple(explain_forms(model, args, kwargs, ()))
+
+
+def explain_forms(
+    model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], forms: Sequence[Form]
+) -> list[Convolution]:
+    """What `explain` tells, and what it would with the option that asks for these forms, where they are another thing.
+
+    The model is traced once.
+    """
     found: list[Convolution] = []
 
     def collect(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        for form in forms if is_before_upsampling(graph) else ():
+            found.extend(replace_convolutions(torch.fx.GraphModule(graph, copy.deepcopy(graph.graph)), form=form))
         found.extend(replace_convolutions(graph))
         return graph.forward
 
     torch.compile(model, backend=collect)(*args, **kwargs)
-    return tuple(found)
+    return found
 
 
-def replace_convolutions(graph: torch.fx.GraphModule, chooses_layout: bool = True) -> list[Convolution]:
+def replace_convolutions(
+    graph: torch.fx.GraphModule, chooses_layout: bool = True, form: Form | None = None
+) -> list[Convolution]:
     """Replace the calls that our kernels are to run, in place. Every convolution of the graph; logs tell it, too.
 
     Graphs inside, such as those of torch.utils.checkpoint, are treated alike. A graph without such a call is untouched.
-    With ``chooses_layout`` a graph that gains by it runs in channels_last.
+    With ``chooses_layout`` a graph that gains by it runs in channels_last, and there images are convolved before they
+    are enlarged, if a ``form`` for it is asked for.
     """
-    found = (chooses_layout and _settle_in_channels_last(graph)) or _settle_all(graph)
+    found = (chooses_layout and _settle_in_channels_last(graph, form)) or _settle_all(graph)
     for each in found:
         state = "haloconv's operator" if each.replaced else "left to PyTorch"
         state += f" with {' and '.join(each.fused)}" if each.fused else ""
@@ -155,7 +178,7 @@ def _settle_all(graph: torch.fx.GraphModule) -> list[Convolution]:
     return found
 
 
-def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
+def _settle_in_channels_last(graph: torch.fx.GraphModule, form: Form | None) -> list[Convolution]:
     """Every convolution, settled in a graph whose images are in channels_last, if that is faster for all of them.
 
     Logs tell it. Empty if the graph stays as it was.
@@ -165,6 +188,9 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
         return []
     try:
         copied, was = copy_of(graph), propagated(graph)
+        upsampled = 0 if form is None else convolve_before_upsampling(copied, form, was.all_written)
+        if upsampled:
+            note_values(copied, propagated(copied))
         read = {node: _read_in_channels_last(*asked) for node, asked in _of_images(copied).items()}
         bring_to_channels_last(copied, was, read)
         found = _settle_all(copied)
@@ -177,8 +203,8 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule) -> list[Convolution]:
         return []
     graph.graph = copied.graph
     logs.choice.info(
-        "torch.compile: inside of the graph, images of %d convolutions are in channels_last, and %d group norms are "
-        "reduced by channel first", len(forwards), norms
+        "torch.compile: inside of the graph, images of %d convolutions are in channels_last, %d of which are convolved "
+        "before they are enlarged, and %d group norms are reduced by channel first", len(forwards), upsampled, norms
     )  # fmt: skip
     return found
 

@@ -49,11 +49,18 @@ def copy_of(graph: Graph) -> Graph:
     return copied
 
 
+def note_values(graph: Graph, run: Propagation) -> None:
+    """Let ``meta["example_value"]`` of all nodes of the graph but inputs be what this run of it gave."""
+    for node, value in run.known.items():
+        if node.op != "placeholder":
+            node.meta["example_value"] = value
+
+
 def bring_to_channels_last(copied: Graph, was: Propagation, read: Mapping[Node, Sequence[Node]]) -> None:
     """Let convolutions of the copy, the keys, read these tensors of theirs in channels_last, in place.
 
-    ``was`` is the run of the graph that it is a copy of. Raises LayoutError if an operation would fail, or something
-    written in place be read elsewhere than there.
+    ``was`` is the run of the graph that it is a copy of; some nodes may have been replaced since. Raises LayoutError if
+    an operation would fail, or something written in place be read elsewhere than there.
     """
     views = {each: _read_through_views(copied, each) for each in _differentiated(copied, read)}
     inserted = [
@@ -62,12 +69,10 @@ def bring_to_channels_last(copied: Graph, was: Propagation, read: Mapping[Node, 
         for each in tensors
     ]
     after = propagated(copied)
-    names = {each.name for each in was.known}
+    names = {each.name for each in was.known} & {each.name for each in after.known}
     if was.written(names) != after.written(names):
         raise LayoutError("what is written in place would be read elsewhere than now")
-    for node, value in after.known.items():
-        if node.op != "placeholder":
-            node.meta["example_value"] = value
+    note_values(copied, after)
     for each in inserted:
         (source,) = each.all_input_nodes
         if _lies_alike(value_of(each), value_of(source)):
@@ -214,6 +219,11 @@ class Propagation(torch.fx.Interpreter):
             if _is_tensor(self.known[node]):
                 numbers.setdefault(_storage(self.known[node]), i - len(self._inputs))
         return [numbers.setdefault(_storage(self.known[node]), i) for i, node in enumerate(results)]
+
+    @property
+    def all_written(self) -> set[str]:
+        """The names of all nodes that have what something behind them writes in place."""
+        return {name for found in self._written.values() for name in found}
 
     def written(self, names: Collection[str]) -> dict[str, set[str]]:
         """For each node that writes in place, which nodes before it have what it writes, of those with these names."""
