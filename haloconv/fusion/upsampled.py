@@ -57,7 +57,7 @@ def convolve_before_upsampling(graph: torch.fx.GraphModule, form: Form, written:
     found = 0
     for node in [*graph.graph.nodes]:
         enlarging = _enlarging(node) if is_convolution(node) else None
-        if enlarging is None:
+        if enlarging is None or getattr(_image(enlarging), "name", "") in written:
             continue
         with graph.graph.inserting_before(node):
             y, result = (_transposed if form == "transposed" else _shuffled)(graph.graph, node, _image(enlarging))
@@ -96,6 +96,8 @@ def _transposed(graph: torch.fx.Graph, node: Node, image: Node) -> tuple[Node, N
 def _move_bias(graph: torch.fx.Graph, node: Node, y: Node) -> None:
     """Let 1x1 convolutions of the node's result read y, which lacks its bias, and add what becomes of that."""
     bias = arguments_of(node)["bias"]
+    if value_of(bias).requires_grad and not value_of(node).requires_grad:
+        return
     for reader in [each for each in node.users if is_convolution(each)]:
         own = arguments_of(reader)
         w = value_of(own["weight"])
@@ -129,7 +131,8 @@ def _enlarging(node: Node) -> Node | None:
     same = given["padding"] == "same" or settings[1] == (1, 1)
     plain = settings[0] == settings[2] == (1, 1) and same and given["groups"] == 1 and not is_transposed(node, given)
     wide = w.dim() == 4 and tuple(w.shape[2:]) == (3, 3) and min(w.shape[:2]) >= LEAST_CHANNELS
-    return image if twofold and plain and wide and x.dtype == enlarged.dtype else None
+    alike = (x.dtype, x.requires_grad) == (enlarged.dtype, enlarged.requires_grad)
+    return image if twofold and plain and wide and alike else None
 
 
 def _image(enlarging: Node) -> Any:

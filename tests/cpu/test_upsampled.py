@@ -84,6 +84,26 @@ def under_autocast(x: torch.Tensor) -> torch.Tensor:
         return functional.conv2d(enlarged(x, scale_factor=2.0), W, BIAS, padding=1).float()
 
 
+def written_between(x: torch.Tensor) -> torch.Tensor:
+    """The image that is enlarged is another one when the result is convolved."""
+    y = x + 1
+    larger = enlarged(y, scale_factor=2)
+    return functional.conv2d(larger, W, BIAS, padding=1).sum() + y.mul_(2).sum() + functional.conv2d(y, W).sum()
+
+
+def written_before_it_is_convolved(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    larger = enlarged(y, scale_factor=2)
+    y.mul_(2)
+    return functional.conv2d(larger, W, BIAS, padding=1) + y.mean()
+
+
+def not_recorded(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        larger = enlarged(x, scale_factor=2)
+    return functional.conv2d(larger, W, padding=1).mean() + x.mean()
+
+
 REPLACED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "by a factor": lambda x: functional.conv2d(enlarged(x, scale_factor=2), W, BIAS, padding=1),
     "by factors": lambda x: functional.conv2d(enlarged(x, scale_factor=(2.0, 2.0), mode="nearest"), W, padding=(1, 1)),
@@ -107,6 +127,9 @@ LEFT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "groups": lambda x: functional.conv2d(enlarged(x, scale_factor=2), EACH, padding=1, groups=4),
     "5x5": lambda x: functional.conv2d(enlarged(x, scale_factor=2), FIVE, padding=1),
     "transposed": lambda x: functional.conv_transpose2d(enlarged(x, scale_factor=2), BACK, padding=1),
+    "written between": written_between,
+    "written before it is convolved": written_before_it_is_convolved,
+    "not recorded": not_recorded,
     "without a batch": lambda x: functional.conv2d(x[0].repeat_interleave(2, 1), W, padding=1),
 }
 
