@@ -14,14 +14,12 @@ from typing import NamedTuple
 import torch
 
 from haloconv import support
-from haloconv.choose import rules_sm90
+from haloconv.choose import rules_products, rules_sm90
 from haloconv.choose.rules_fp64 import is_dense_in_fp64
 from haloconv.choose.rules_sm90 import GROUPED_CHANNELS
-from haloconv.choose.whole import bare, is_ahead, saved_ms
 from haloconv.device import device_facts
 from haloconv.families import FAMILIES
-from haloconv.problem import Problem, dense_request
-from haloconv.roofline import limit_ms
+from haloconv.problem import Problem
 
 _HOPPER = (9, 0)
 _BANDS_OF_TERMS = 31 * 31  # taps
@@ -33,7 +31,6 @@ _STEM_CHANNELS, _FOLDED_CHANNELS = 4, 3  # of stems, at most; in 16-bit nhwc
 _STEM_TAPS = 11  # in a row or column, at most: patches of 16x16 were behind
 _NARROW = 48  # pixels of a row: in 16-bit nchw layers of many taps were behind on shorter ones (draws of 2026-11-27)
 _MARCHED_COLS = 14  # of 16-bit nchw planes: a march of 128 images of 7x7 was at 0.63 (a draw of 2026-11-27)
-_LEAST_PRODUCT_BYTES = 8_000_000  # that a 1x1 layer reads of pixels and writes: the least that was measured
 
 
 class Rule(NamedTuple):
@@ -68,9 +65,9 @@ def by_rule(problem: Problem, device: torch.device) -> Ruling:
             continue
         if not rule.hopper or device_facts(device.index).capability == _HOPPER:
             return Ruling(rule.family, f"by rule: {rule.reason}", f"{rule.family} {rule.applies.__name__.strip('_')}")
-    for applies, why in ((_is_a_large_product, _LARGE_PRODUCT), (_wins_as_a_whole, _AS_A_WHOLE)):
+    for applies, why in rules_products.KINDS:
         if applies(problem, device) and FAMILIES["halo_sm90"].why_not(problem, device) is None:
-            return Ruling("halo_sm90", f"by rule: {why}", f"halo_sm90 {applies.__name__.strip('_')}")
+            return Ruling("halo_sm90", f"by rule: {why}", f"halo_sm90 {applies.__name__}")
     family, reason = _by_cuda_cores(problem)
     return Ruling(family, reason, "" if family == "aten" else f"{family} by_cuda_cores")
 
@@ -200,6 +197,15 @@ def _has_a_small_filter_gradient(problem: Problem) -> bool:
     return 4 <= problem.c_per_group <= GROUPED_CHANNELS and 4 <= problem.k_per_group <= GROUPED_CHANNELS
 
 
+def _has_a_small_filter_gradient_elsewhere(problem: Problem) -> bool:
+    """The same but for groups in 16-bit ``nhwc``, which are ``grouped_sm90``'s.
+
+    One that it does not take, of 5x5 taps and 16 channels, was at 0.30 (a draw of 2026-11-28).
+    """
+    halves_nhwc = problem.layout == "nhwc" and problem.dtype != torch.float32
+    return _has_a_small_filter_gradient(problem) and not (halves_nhwc and problem.groups > 1)
+
+
 def _has_many_taps(problem: Problem) -> bool:
     """Layers of many taps, channels and pixels, that ``halo_sm90`` was measured ahead on."""
     if support.why_no_tensor_cores(problem) is not None or problem.stride != (1, 1):
@@ -274,71 +280,6 @@ def _has_few_pixels(problem: Problem) -> bool:
     return weights >= 1 << 18 if not tf32 else weights <= 1 << 18 or problem.q <= 7
 
 
-_LARGE_PRODUCT = "halo_sm90 is faster on 1x1 layers of many pixels and channels on Hopper's tensor cores"
-
-
-def _is_a_large_product(problem: Problem, device: torch.device) -> bool:
-    """Whether the layer is a 1x1 one that ``halo_sm90`` has a kernel for and was measured ahead on.
-
-    By probes of an NVIDIA H200 (2026-11-24): 66 directions of ResNet-50's layers with 32 images, in TF32 and fp16. Half
-    of them (``random.Random(20261124).sample`` of their sorted names) gave the numbers: with stride 1 in ``nhwc``,
-    PyTorch keeps 16-bit ``fprop`` of 512 channels and more, and 7x7. Of the other half the rule then names 30 layers,
-    at 1.02 of PyTorch's speed or better, all 29 that were 3 % ahead among them; 45 more that an earlier run had are 3 %
-    ahead, too. None had fewer pixels, bytes or channels than the rule asks for.
-    """
-    if problem.direction == "wgrad" or problem.precision_label not in ("tf32", "fp16", "bf16"):
-        return False
-    strided, pixels = problem.stride == (2, 2), problem.n * problem.p * problem.q
-    if (problem.r, problem.s) != (1, 1) or problem.groups > 1 or not (strided or problem.stride == (1, 1)):
-        return False
-    if min(problem.c, problem.k) < 64 or problem.c % 32 or problem.k % 32:
-        return False
-    if pixels < 1568 or pixels * (problem.c + problem.k) * problem.dtype.itemsize < _LEAST_PRODUCT_BYTES:
-        return False
-    if problem.layout == "nhwc" and not strided:
-        many = problem.direction == "fprop" and problem.dtype.itemsize == 2 and problem.c >= 512
-        if many or pixels < 1 << 12:
-            return False
-    filters = problem.k if problem.direction == "fprop" else problem.c
-    if problem.layout == "nchw" and problem.dtype.itemsize == 2 and filters > 128 and filters % 128:
-        return False  # 320 filters, two and a half blocks, were at 0.93 (a draw of 2026-11-27)
-    return _has_a_product_kernel(problem, device)
-
-
-def _has_a_product_kernel(problem: Problem, device: torch.device) -> bool:
-    """Whether a kernel of 1x1 layers takes the problem: ``halo_sm90/conv`` was mostly behind PyTorch on them."""
-    family = FAMILIES["halo_sm90"]
-    taken = family.why_not(problem, device) is None
-    return taken and family.configs(dense_request(problem, device))[0].kernel != "halo_sm90/conv"
-
-
-_AS_A_WHOLE = "halo_sm90 saves more passes over the result than its convolution is behind PyTorch's"
-
-
-def _wins_as_a_whole(problem: Problem, device: torch.device) -> bool:
-    """Whether ``halo_sm90`` saves more by its epilogue than the convolution alone was measured behind PyTorch's.
-
-    By rows of an NVIDIA H200 (2026-11-23 and 2026-11-24) of 64 channels and more with stride 1: it was at 0.89 of
-    PyTorch's speed or better on 3x3 layers from 2^14 pixels of all images on, and at 0.87 on 1x1 layers from 6272 on.
-    PyTorch's time is taken to be the roofline's over 0.4, about the least that it reached there where it was ahead.
-    """
-    if problem.direction != "fprop" or problem.precision_label not in ("tf32", "fp16", "bf16"):
-        return False
-    if problem.groups > 1 or max(problem.stride) > 1 or min(problem.c, problem.k) < 64:
-        return False
-    taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
-    if taps not in (1, 9) or problem.c % 8 or problem.k % 8 or pixels < (6272 if taps == 1 else 1 << 14):
-        return False
-    alone, gpu_name = bare(problem), device_facts(device.index).name
-    if taps == 1 and not _has_a_product_kernel(alone, device):
-        return False
-    limit, saved = limit_ms(alone, gpu_name), saved_ms(problem, alone, "halo_sm90", gpu_name)
-    if not saved or limit is None:
-        return False
-    aten_ms = limit / 0.4
-    return is_ahead(aten_ms / (0.87 if taps == 1 else 0.89), aten_ms + saved, problem.direction)
-
-
 RULES = (
     Rule("depthwise_toeplitz", _has_bands, "depthwise_toeplitz is faster on depthwise layers of large filters"),
     Rule("depthwise", _has_few_taps, "depthwise is faster on layers of one channel per group and few taps"),
@@ -358,7 +299,7 @@ RULES = (
     ),
     Rule(
         "halo_sm80_wgrad",
-        _has_a_small_filter_gradient,
+        _has_a_small_filter_gradient_elsewhere,
         "halo_sm80_wgrad is faster on weight gradients of few channels per group on tensor cores",
     ),
     Rule(

@@ -72,7 +72,10 @@ class Family(Protocol):
         """None if the family takes the problem on the device, whatever the tensors' forms, else a sentence."""
 
     def configs(self, request: Request) -> list[Config]:
-        """At most ``MOST_CONFIGS`` that run what the family takes, the model's best first, none twice; never empty."""
+        """What runs what the family takes, the model's best first, none twice; never empty.
+
+        The first ``MOST_CONFIGS`` are those to measure; a record may name any.
+        """
 
     def bind(self, request: Request, config: Config) -> BoundCall:
         """Everything that does not depend on the elements: compile, load, fix the launch.

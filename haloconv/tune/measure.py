@@ -22,7 +22,7 @@ from haloconv.choose.whole import is_ahead
 from haloconv.device import watched
 from haloconv.epilogue import bias_and_scale, followed, in_one_pass
 from haloconv.families import FAMILIES
-from haloconv.families.base import BoundCall, Config
+from haloconv.families.base import MOST_CONFIGS, BoundCall, Config
 from haloconv.layout import strides_of
 from haloconv.library import AUTOCAST_DEVICES
 from haloconv.precision import convolution_precision
@@ -119,7 +119,7 @@ def candidates(request: Request) -> list[Candidate]:
     for name, family in FAMILIES.items():
         wasteful = one_channel and family.tensor_cores and not family.depthwise
         if name != "aten" and not wasteful and family.why_not(problem, request.device) is None:
-            found += [Candidate(name, config) for config in family.configs(request)]
+            found += [Candidate(name, config) for config in family.configs(request)[:MOST_CONFIGS]]
     return found
 
 

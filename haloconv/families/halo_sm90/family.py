@@ -38,7 +38,7 @@ def _weight_gradients(request: Request) -> list[Config]:
 
 
 def _of_taps(request: Request) -> list[Config]:
-    """At most three configs, first those of the kernel that is faster by its cost model, one of the other one."""
+    """Two of the kernel that is faster by its cost model, then one of the other one, then what more both offer."""
     by_taps, staged_once = implicit_gemm.configs(request), conv.configs(request)
     if not (by_taps and staged_once):
         return [*by_taps, *staged_once]
@@ -47,7 +47,7 @@ def _of_taps(request: Request) -> list[Config]:
     of_taps = implicit_gemm.cycles(request, by_taps[0])
     is_ahead = of_taps <= cost(tiling, tiling.storage, sm_count) + _CONV_MORE
     first, other = (by_taps, staged_once) if is_ahead else (staged_once, by_taps)
-    return [*first[: MOST_CONFIGS - 1], other[0]]
+    return [*first[: MOST_CONFIGS - 1], other[0], *first[MOST_CONFIGS - 1 :], *other[1:]]
 
 
 class HaloSm90Family:
@@ -72,7 +72,7 @@ class HaloSm90Family:
         return _BY_DIRECTION[problem.direction].why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
-        """At most three configs, of the kernels that take the request."""
+        """The best ones of the kernels that take the request: most are three, of two kernels."""
         direction = request.problem.direction
         if request.modes != ZEROS:
             return wgrad_edges.configs(request) if direction == "wgrad" else conv_edges.configs(request)
@@ -81,7 +81,7 @@ class HaloSm90Family:
         special = (twin.configs(request) for twin in _OF_1X1)
         found: list[Config] = next(filter(None, special), [])
         if not found:
-            return _of_taps(request)[:MOST_CONFIGS]
+            return _of_taps(request)
         return [*found[: MOST_CONFIGS - 1], *conv.configs(request)][:MOST_CONFIGS]
 
     def bind(self, request: Request, config: Config) -> BoundCall:

@@ -1,0 +1,114 @@
+"""Layers on which ``halo_sm90`` was measured ahead as matrix products, or by what it saves; a part of rules.py."""
+
+from __future__ import annotations
+
+import torch
+
+from haloconv import support
+from haloconv.choose.whole import bare, is_ahead, saved_ms
+from haloconv.device import device_facts
+from haloconv.families import FAMILIES
+from haloconv.problem import Problem, dense_request
+from haloconv.roofline import limit_ms
+
+_LEAST_MAP, _LEAST_OF_TAPS = 196, 3 << 19  # pixels of an image, elements of the result: where a tap is a product
+_LEAST_STRIDED = 256  # channels of strided gradients in nhwc: 64 were at 0.68 in TF32 (a draw of 2026-11-28)
+_LEAST_PRODUCT_BYTES = 8_000_000  # that a 1x1 layer reads of pixels and writes: the least that was measured
+
+_LARGE_PRODUCT = "halo_sm90 is faster on 1x1 layers of many pixels and channels on Hopper's tensor cores"
+
+
+def is_a_large_product(problem: Problem, device: torch.device) -> bool:
+    """Whether the layer is a 1x1 one that ``halo_sm90`` has a kernel for and was measured ahead on.
+
+    By probes of an NVIDIA H200 (2026-11-24): 66 directions of ResNet-50's layers with 32 images, in TF32 and fp16. Half
+    of them (``random.Random(20261124).sample`` of their sorted names) gave the numbers: with stride 1 in ``nhwc``,
+    PyTorch keeps 16-bit ``fprop`` of 512 channels and more, and 7x7. Of the other half the rule then names 30 layers,
+    at 1.02 of PyTorch's speed or better, all 29 that were 3 % ahead among them; 45 more that an earlier run had are 3 %
+    ahead, too. None had fewer pixels, bytes or channels than the rule asks for.
+    """
+    if problem.direction == "wgrad" or problem.precision_label not in ("tf32", "fp16", "bf16"):
+        return False
+    strided, pixels = problem.stride == (2, 2), problem.n * problem.p * problem.q
+    if (problem.r, problem.s) != (1, 1) or problem.groups > 1 or not (strided or problem.stride == (1, 1)):
+        return False
+    if min(problem.c, problem.k) < 64 or problem.c % 32 or problem.k % 32:
+        return False
+    if pixels < 1568 or pixels * (problem.c + problem.k) * problem.dtype.itemsize < _LEAST_PRODUCT_BYTES:
+        return False
+    if problem.layout == "nhwc" and strided and problem.direction == "dgrad" and problem.c < _LEAST_STRIDED:
+        return False
+    if problem.layout == "nhwc" and not strided:
+        many = problem.direction == "fprop" and problem.dtype.itemsize == 2 and problem.c >= 512
+        if many or pixels < 1 << 12:
+            return False
+    filters = problem.k if problem.direction == "fprop" else problem.c
+    if problem.layout == "nchw" and problem.dtype.itemsize == 2 and filters > 128 and filters % 128:
+        return False  # 320 filters, two and a half blocks, were at 0.93 (a draw of 2026-11-27)
+    return _has_a_product_kernel(problem, device)
+
+
+def _has_a_product_kernel(problem: Problem, device: torch.device) -> bool:
+    """Whether a kernel of 1x1 layers takes the problem: ``halo_sm90/conv`` was mostly behind PyTorch on them."""
+    family = FAMILIES["halo_sm90"]
+    taken = family.why_not(problem, device) is None
+    return taken and family.configs(dense_request(problem, device))[0].kernel != "halo_sm90/conv"
+
+
+_PRODUCT_OF_TAPS = "halo_sm90 is faster as one matrix product for each tap in nhwc on Hopper's tensor cores"
+
+
+def is_a_product_for_each_tap(problem: Problem, device: torch.device) -> bool:
+    """Layers of several taps in ``nhwc`` that ``implicit_gemm`` was measured ahead on.
+
+    By probes of an NVIDIA H200 (2026-11-28): 51 draws of the sample and 62 layers of networks, TF32, fp16 and bf16,
+    ``fprop`` and ``dgrad``. Half of them, as ``tools/judge_rules.py`` halves draws, gave the numbers; of the other half
+    the rule names 16, all at 1.02 of PyTorch's speed or better. Behind in the first half, and left out: maps of 7x7
+    (0.90 to 0.94), strides (0.94 in TF32), fewer channels than 64 (0.91), and outputs so few that channels are split.
+    """
+    if problem.direction == "wgrad" or problem.layout != "nhwc" or problem.stride != (1, 1) or problem.groups > 1:
+        return False
+    pixels, filters = problem.p * problem.q, problem.k
+    if problem.direction == "dgrad":
+        pixels, filters = problem.h * problem.w, problem.c
+    if min(problem.c, problem.k) < 64 or pixels < _LEAST_MAP or problem.n * pixels * filters < _LEAST_OF_TAPS:
+        return False
+    family = FAMILIES["halo_sm90"]
+    if support.why_no_tensor_cores(problem) is not None or family.why_not(problem, device) is not None:
+        return False
+    return family.configs(dense_request(problem, device))[0].kernel == "halo_sm90/implicit_gemm"
+
+
+_AS_A_WHOLE = "halo_sm90 saves more passes over the result than its convolution is behind PyTorch's"
+
+
+def wins_as_a_whole(problem: Problem, device: torch.device) -> bool:
+    """Whether ``halo_sm90`` saves more by its epilogue than the convolution alone was measured behind PyTorch's.
+
+    By rows of an NVIDIA H200 (2026-11-23 and 2026-11-24) of 64 channels and more with stride 1: it was at 0.89 of
+    PyTorch's speed or better on 3x3 layers from 2^14 pixels of all images on, and at 0.87 on 1x1 layers from 6272 on.
+    PyTorch's time is taken to be the roofline's over 0.4, about the least that it reached there where it was ahead.
+    """
+    if problem.direction != "fprop" or problem.precision_label not in ("tf32", "fp16", "bf16"):
+        return False
+    if problem.groups > 1 or max(problem.stride) > 1 or min(problem.c, problem.k) < 64:
+        return False
+    taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
+    if taps not in (1, 9) or problem.c % 8 or problem.k % 8 or pixels < (6272 if taps == 1 else 1 << 14):
+        return False
+    alone, gpu_name = bare(problem), device_facts(device.index).name
+    if taps == 1 and not _has_a_product_kernel(alone, device):
+        return False
+    limit, saved = limit_ms(alone, gpu_name), saved_ms(problem, alone, "halo_sm90", gpu_name)
+    if not saved or limit is None:
+        return False
+    aten_ms = limit / 0.4
+    return is_ahead(aten_ms / (0.87 if taps == 1 else 0.89), aten_ms + saved, problem.direction)
+
+
+KINDS = (
+    (is_a_large_product, _LARGE_PRODUCT),
+    (is_a_product_for_each_tap, _PRODUCT_OF_TAPS),
+    (wins_as_a_whole, _AS_A_WHOLE),
+)
+"""What applies to a problem on a device, and why."""
