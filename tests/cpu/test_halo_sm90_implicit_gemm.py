@@ -139,12 +139,12 @@ def test_filters_come_as_they_lie_where_tma_reaches_them(
 
 
 def _met(taps: Taps, axis: int, extent: int, first: int, last: int) -> int:
-    """Taps whose way over x, from the first output to the last, touches it."""
+    """Taps that are over x for an output from the first to the last, or between two of these."""
     stride, dil, pad = taps.stride[axis], taps.dil[axis], taps.pad[axis]
-    ways = (
+    reached = (
         (first * stride + tap * dil - pad, last * stride + tap * dil - pad) for tap in range((taps.r, taps.s)[axis])
     )
-    return max(sum(end >= 0 and begin < extent for begin, end in ways), 1)
+    return max(sum(end >= 0 and begin < extent for begin, end in reached), 1)
 
 
 @given(
@@ -156,8 +156,8 @@ def test_taps_that_meet_x_are_those_of_a_count(
 ) -> None:
     taps = Taps(count, 1, (200, 1), (stride, 1), (dil, 1), (pad, 0), False, 1, 1)
     assert taps.met(0, extent, first, first + more) == _met(taps, 0, extent, first, first + more)
-    turned = Taps(1, count, (1, 200), (1, stride), (1, dil), (0, pad), False, 1, 1)
-    assert turned.met(1, extent, first, first + more) == taps.met(0, extent, first, first + more)
+    of_columns = Taps(1, count, (1, 200), (1, stride), (1, dil), (0, pad), False, 1, 1)
+    assert of_columns.met(1, extent, first, first + more) == taps.met(0, extent, first, first + more)
 
 
 def _taps_of_tile(one: Product, first: int, last: int) -> int:
