@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -20,9 +20,10 @@ from haloconv.families.halo_sm90.conv.configs import copied_tilings, cost, split
 from haloconv.families.halo_sm90.conv.form import Form
 from haloconv.families.halo_sm90.conv.shape import Storage, TileShape
 from haloconv.families.halo_sm90.conv.tile import Tiling
-from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
+from haloconv.families.halo_sm90.pointwise import implicit_gemm, pointwise, pointwise_planes
 from tests import emulated_halo_sm90_classes as classes
 from tests import emulated_halo_sm90_edges as edges
+from tests import emulated_halo_sm90_implicit_gemm as of_taps
 from tests import emulated_halo_sm90_joined as joined
 from tests import emulated_halo_sm90_planes as planes
 from tests import emulated_halo_sm90_pointwise as of_pointwise
@@ -95,10 +96,11 @@ TILED = (
     case("joined_small", "images of few pixels, of which every eighth plane is aligned", (3, 64, 7, 7), (72, 3, 3),
          padding=1),
 )  # fmt: skip
-PARTS = (wgrad, wgrad_ss, of_pointwise, planes, classes, joined, residuals, edges, wgrad_edges)
+PARTS = (wgrad, wgrad_ss, of_pointwise, planes, of_taps, classes, joined, residuals, edges, wgrad_edges)
 CASES = (*TILED, *(each for part in PARTS for each in part.CASES))
 KERNELS_APART = {  # what runs of these shapes alone launch
     **dict.fromkeys(wgrad_ss.SHAPES, wgrad_ss.KERNELS),
+    **dict.fromkeys(of_taps.SHAPES, of_taps.KERNELS),
     **dict.fromkeys(edges.SHAPES, edges.KERNELS),
     **dict.fromkeys(wgrad_edges.SHAPES, wgrad_edges.KERNELS),
 }
@@ -226,14 +228,15 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
 def forced(shape: str) -> Iterator[None]:
     """While active, halo_sm90 takes the best of its tiles of that shape, whatever its cost model prefers.
 
-    Without a shape weight gradients are those of wgrad.
+    Without a shape weight gradients are those of wgrad, and layers of several taps are conv's.
     """
-    if not shape:
-        with wgrad_ss.left_out():
-            yield
-        return
-    for module in (each for each in PARTS if shape in each.SHAPES):
-        with module.forced(shape), nullcontext() if module is wgrad_ss else wgrad_ss.left_out():
+    module = next((each for each in PARTS if shape in each.SHAPES), None)
+    if module or not shape:
+        with ExitStack() as stack:
+            for other in (each for each in (wgrad_ss, of_taps) if each is not module):
+                stack.enter_context(other.left_out())
+            if module:
+                stack.enter_context(module.forced(shape))
             yield
         return
 
@@ -247,7 +250,7 @@ def forced(shape: str) -> Iterator[None]:
 
     with MonkeyPatch.context() as patch:
         patch.setattr(conv, "best_tilings", only)
-        for special in (pointwise, pointwise_planes):
+        for special in (pointwise, pointwise_planes, implicit_gemm):
             patch.setattr(special, "configs", lambda request: [])
         yield
 

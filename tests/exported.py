@@ -24,6 +24,7 @@ from haloconv.emulator.tensor_map import encode_tiled
 from haloconv.export.cpp import NamedKernel, named_kernels
 from haloconv.export.layers import Layer
 from haloconv.export.record import Address, Clear, LaunchRecord, MapRecord, Step, Tape
+from haloconv.jit import Pixels
 from haloconv.jit.params import params_of, unpacked
 
 STUB = Path(__file__).resolve().parent / "cuda_stub"
@@ -197,17 +198,24 @@ class Host:
         ctypes.memset(first, value, size_bytes)
 
     def _encode(self, to: int, kind: int, rank: int, address: int, lists: ctypes.Array, modes: ctypes.Array) -> None:
-        counts = (rank, rank - 1, rank, rank)
+        """Of im2col there are corners, too, and a box is channels and pixels."""
+        in_a_box = rank if lists[4] is None else 2
+        counts = (rank, rank - 1, in_a_box, rank)
         extents, strides, box, steps = (
             tuple((word * count).from_address(place))
             for word, count, place in zip(_ENCODED_LISTS, counts, lists[:4], strict=True)
         )
+        pixels = None
+        if lists[4] is not None:
+            lower, upper = (tuple((ctypes.c_int * 2).from_address(place)) for place in lists[4:6])
+            pixels = Pixels(lower, upper, steps[1:3])
+            assert (steps[0], steps[3]) == (1, 1), "im2col passes over channels or images"
         interleave, swizzle, promotion, fill = modes[:4]
         offset, tensor = min((address - place, name) for name, place in self._places.items() if place <= address)
-        self._encoded.append(MapRecord(kind, Address(tensor, offset), extents, strides, box, swizzle))
+        self._encoded.append(MapRecord(kind, Address(tensor, offset), extents, strides, box, swizzle, pixels))
         encoded = encode_tiled(
             kind, address, extents, strides, box, steps, interleave=interleave, swizzle=swizzle,
-            l2_promotion=promotion, out_of_bounds=fill,
+            l2_promotion=promotion, out_of_bounds=fill, pixels=pixels,
         )  # fmt: skip
         ctypes.memmove(to, encoded, len(encoded))
 

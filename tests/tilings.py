@@ -15,6 +15,7 @@ from haloconv.families.halo_sm90.conv.form import Form, form_of
 from haloconv.families.halo_sm90.conv.launches import conv_source
 from haloconv.families.halo_sm90.conv.shape import Storage
 from haloconv.families.halo_sm90.conv.tile import Tiling
+from haloconv.families.halo_sm90.pointwise import implicit_gemm
 from haloconv.families.reduce.partials import applies
 from haloconv.jit import KernelSource
 from haloconv.problem import ZEROS, Request
@@ -29,7 +30,7 @@ def all_tilings(form: Form, storage: Storage) -> list[Tiling]:
 
 @contextmanager
 def nth_tiling(index: int) -> Iterator[dict[str, int]]:
-    """While active, each launch takes the tiling of that index, or its last one; ``most`` is what the longest list had.
+    """While active, each launch takes conv's tiling of that index, or its last one; ``most`` is how many the most had.
 
     Plans that were made before are forgotten, and so are those made here.
     """
@@ -43,6 +44,7 @@ def nth_tiling(index: int) -> Iterator[dict[str, int]]:
     with MonkeyPatch.context() as patch:
         for kernel in (halo_sm90, conv_edges):
             patch.setattr(kernel, "best_tilings", only)
+        patch.setattr(implicit_gemm, "configs", lambda request: [])
         plan.clear_plans()
         yield seen
     plan.clear_plans()

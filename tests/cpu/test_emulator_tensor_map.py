@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from haloconv.emulator.tensor_map import TensorMapError, encode_im2col, encode_tiled
+from haloconv.jit import Pixels
 
 TILED = {"data_type": 7, "address": 4096, "extents": (64, 40), "strides": (256,), "box": (32, 8), "swizzle": 3}
 IM2COL = {"data_type": 7, "address": 4096, "extents": (32, 9, 7, 2), "strides": (128, 1152, 8064),
@@ -40,3 +41,15 @@ def test_tiled_maps_are_refused_as_by_the_driver(change: dict) -> None:
 def test_im2col_maps_are_refused_as_by_the_driver(change: dict) -> None:
     with pytest.raises(TensorMapError):
         encode_im2col(**(IM2COL | change))
+
+
+def test_a_box_of_pixels_is_an_im2col_map() -> None:
+    """What a launch asks for through ``encode_tiled``: corners, and steps of columns and rows."""
+    changes = {"lower_corner": (-1, 0), "upper_corner": (-2, -1), "element_strides": (1, 2, 3, 1)}
+    tensor = {name: IM2COL[name] for name in ("data_type", "address", "extents", "strides", "swizzle")}
+    pixels = Pixels((-1, 0), (-2, -1), (2, 3))
+    assert encode_tiled(**tensor, box=(32, 64), pixels=pixels) == encode_im2col(**(IM2COL | changes))
+    with pytest.raises(TensorMapError, match="corners"):
+        encode_tiled(**tensor, box=(32, 64), pixels=Pixels((-129, 0), (0, 0), (1, 1)))
+    with pytest.raises(TensorMapError, match="element strides"):
+        encode_tiled(**tensor, box=(32, 64), pixels=Pixels((0, 0), (0, 0), (9, 1)))

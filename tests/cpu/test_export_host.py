@@ -21,7 +21,7 @@ from haloconv.export.record import CPU, Clear, Forms, recorder, tape_of
 from haloconv.families import FAMILIES, OWN
 from haloconv.problem import DIRECTIONS, dense_request
 from haloconv.problem_file import load_problem_file
-from tests import emulated_halo_sm90, emulated_halo_sm90_wgrad_ss
+from tests import emulated_halo_sm90, emulated_halo_sm90_implicit_gemm, emulated_halo_sm90_wgrad_ss
 from tests.cases import CASES
 from tests.emulated import MODULES
 from tests.exported import Host, emulate, load_text, on_emulator
@@ -183,6 +183,46 @@ def test_clusters_are_launched_as_such(tmp_path: Path, monkeypatch: pytest.Monke
     assert host.faults == []
     want = torch.nn.grad.conv2d_weight(x.double(), got.shape, dy.double(), padding=1)
     assert torch.equal(got.double(), want.half().double())
+
+
+FAR_APART = HALVES.replace("3, padding=1, bias=False).half()", "3, padding=3, dilation=3).half()").replace(
+    "randn(2, 24, 7, 7).half()", "randn(2, 24, 7, 7).half().to(memory_format=torch.channels_last)"
+)
+
+
+def test_pixels_come_by_im2col(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of several taps in channels_last: corners and steps are in the file, and its results are right."""
+    path = tmp_path / "apart.py"
+    path.write_text(FAR_APART, encoding="utf-8")
+    with emulated_halo_sm90_implicit_gemm.forced("taps"):
+        layers = recorded(path, "sm_90a", "halo_sm90")
+        text = export(path, arch="sm_90a", family="halo_sm90")
+    launches = [tape.launches[-1] for name, tape in layers[0].tapes.items() if name in ("fprop", "dgrad")]
+    assert {each.source.kernel for each in launches} == {"halo_sm90/implicit_gemm"} and len(launches) == 2
+    assert text.count("*/ pixel_map(") == 2 and "/* corners, steps */ {-3, -3}, {-3, -3}, {1, 1}" in text
+    module = load_text(text)
+    host = Host(module, layers, tmp_path, emulate)
+    model, x = module.ModelNew(), torch.randint(-2, 3, (2, 24, 7, 7)).half().requires_grad_()
+    with torch.no_grad():
+        for each in model.parameters():
+            each.copy_(torch.randint(-2, 3, each.shape))
+    with emulated_device(arch="sm_90a") as device, on_emulator(module, host, device, monkeypatch):
+        y = model(x)
+        dy = torch.randint(-2, 3, y.shape).to(y.dtype)
+        (got,) = torch.autograd.grad(y, [x], dy)
+    assert host.faults == []
+    exact = x.detach().double().requires_grad_()
+    want = torch.nn.functional.conv2d(exact, *(each.double() for each in model.parameters()), padding=3, dilation=3)
+    assert torch.equal(y.double(), want)
+    assert torch.equal(got.double(), torch.autograd.grad(want, [exact], dy.double())[0])
+
+
+def test_files_without_im2col_have_no_map_of_pixels(tmp_path: Path) -> None:
+    path = tmp_path / "halves.py"
+    path.write_text(HALVES, encoding="utf-8")
+    with emulated_halo_sm90_implicit_gemm.left_out():
+        text = export(path, arch="sm_90a", family="halo_sm90")
+    assert "Map box_map(" in text and "pixel_map" not in text and "Im2col" not in text
 
 
 def test_a_wrong_field_would_be_found(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from haloconv import emulator
 from haloconv.device import Device, DeviceFacts, set_stand_in
 from haloconv.emulator.tensor_map import TensorMapError
-from haloconv.jit import BoxMap, DataType, DriverError, KernelSource, Swizzle, encode_tiled
+from haloconv.jit import BoxMap, DataType, DriverError, KernelSource, Pixels, Swizzle, encode_tiled
 from haloconv.jit import driver as loader
 from haloconv.jit.launch import _KEPT_ENCODINGS, Launch, LaunchShape
 from haloconv.jit.source import _inlined
@@ -107,6 +107,14 @@ def test_without_maps_nothing_stands_before_the_pointers(recorder: Recorder) -> 
 def test_the_encoder_gets_the_map_and_the_address_behind_its_offset(recorder: Recorder) -> None:
     launch_of((BoxMap(DataType.FLOAT16, (16, 9, 5), (32, 288), (16, 3, 1), Swizzle.B32, 1, offset=96),))(4096, 8192)
     assert recorder.encoded == [((6, 8288, (16, 9, 5), (32, 288), (16, 3, 1)), {"swizzle": 1})]
+
+
+def test_the_encoder_gets_the_pixels_of_im2col(recorder: Recorder) -> None:
+    pixels = Pixels((-1, -2), (0, -2), (1, 2))
+    one = BoxMap(DataType.FLOAT16, (64, 9, 5, 2), (128, 1152, 5760), (64, 128), Swizzle.B128, 0, pixels=pixels)
+    launch_of((one,))(4096, 8192)
+    tensor = (6, 4096, (64, 9, 5, 2), (128, 1152, 5760), (64, 128))
+    assert recorder.encoded == [(tensor, {"swizzle": 3, "pixels": pixels})]
 
 
 def test_an_address_is_encoded_once_and_another_anew(recorder: Recorder) -> None:
@@ -261,6 +269,7 @@ class Driver:
 
         self.api, self.given, self.contexts, self.status, self.current = driver, [], [], 0, 1
         monkeypatch.setattr(driver, "cuTensorMapEncodeTiled", self.encode)
+        monkeypatch.setattr(driver, "cuTensorMapEncodeIm2col", lambda *given: self.encode("im2col", *given))
         monkeypatch.setattr(driver, "cuCtxGetCurrent", lambda: (driver.CUresult(0), driver.CUcontext(self.current)))
         monkeypatch.setattr(driver, "cuCtxSetCurrent", lambda each: self.contexts.append(each) or (driver.CUresult(0),))
         monkeypatch.setattr(driver, "cuGetErrorString", lambda status: (driver.CUresult(0), b"a sentence"))
@@ -303,6 +312,32 @@ def test_the_driver_gets_every_argument_in_its_type(driver: Driver) -> None:
     assert tuple(map(int, driver.given[1][6])) == (1, 2, 1)
     assert [int(mode) for mode in driver.given[1][7:]] == [0, 0, 0, 1]
     assert not driver.contexts
+
+
+PIXELS = {"data_type": DataType.BFLOAT16, "address": 4096, "extents": (64, 40, 30, 1 << 20),
+          "strides": (128, 5120, 153600), "box": (64, 128), "pixels": Pixels((-3, 2), (-5, 0), (2, 1))}  # fmt: skip
+
+
+def test_the_driver_gets_the_pixels_of_im2col_in_their_types(driver: Driver) -> None:
+    api = driver.api
+    assert encode_tiled(**PIXELS, swizzle=Swizzle.B128) == bytes(range(128))
+    name, kind, rank, address, extents, strides, lower, upper, channels, count, steps, *modes = driver.given[0]
+    assert (name, rank, address) == ("im2col", 4, 4096)
+    assert kind == api.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+    assert {type(word) for word in (*extents, *strides)} == {api.cuuint64_t}
+    assert {type(word) for word in steps} == {api.cuuint32_t}
+    assert {type(word) for word in (*lower, *upper, channels, count)} == {int}
+    assert [tuple(map(int, each)) for each in (extents, strides)] == [PIXELS["extents"], PIXELS["strides"]]
+    assert (lower, upper, channels, count) == ([-3, 2], [-5, 0], 64, 128)
+    assert tuple(map(int, steps)) == (1, 2, 1, 1)
+    assert [int(mode) for mode in modes] == [0, 3, 3, 0]
+    assert not driver.contexts
+
+
+def test_a_refusal_of_im2col_names_its_encoder(driver: Driver) -> None:
+    driver.status = 1
+    with pytest.raises(DriverError, match=r"\(64, 128\).*cuTensorMapEncodeIm2col failed"):
+        encode_tiled(**PIXELS)
 
 
 def test_a_refusal_of_the_driver_is_an_error_that_shows_the_map(driver: Driver) -> None:

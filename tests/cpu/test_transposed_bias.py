@@ -9,6 +9,7 @@ import haloconv
 from haloconv import emulator, plan
 from haloconv.emulator import emulated_device
 from haloconv.families.base import BoundCall
+from haloconv.families.halo_sm90.pointwise import implicit_gemm
 from tests.cases import generator
 from tests.exact import integers
 from tests.launches import launched
@@ -30,12 +31,21 @@ def additions(monkeypatch: pytest.MonkeyPatch) -> list[BoundCall]:
     return seen
 
 
+@pytest.fixture
+def by_taps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where halo_sm90/implicit_gemm takes a layer it is ahead of conv."""
+    monkeypatch.setattr(implicit_gemm, "cycles", lambda *_: 0.0)
+
+
+@pytest.mark.usefixtures("by_taps")
 @pytest.mark.parametrize(
     ("layout", "dtype", "shape", "filters", "stride", "kernels"),
     [
         ("nchw", torch.float16, (2, 32, 7, 9), (24, 4, 4), 2, {"halo_sm90/conv"}),
         ("nhwc", torch.bfloat16, (2, 32, 7, 8), (24, 3, 3), 2, {"halo_sm90/conv"}),
         ("nchw", torch.float32, (1, 16, 5, 6), (16, 2, 2), 3, {"halo_sm90/conv"}),  # pixels that no tap reaches
+        ("nhwc", torch.bfloat16, (2, 32, 7, 8), (24, 3, 3), 1, {"halo_sm90/implicit_gemm"}),
+        ("nhwc", torch.float32, (2, 32, 7, 8), (24, 2, 3), 1, {"halo_sm90/implicit_gemm"}),
         ("nhwc", torch.float16, (2, 64, 6, 5), (72, 1, 1), 1, {"halo_sm90/pointwise"}),
         ("nhwc", torch.float16, (2, 64, 6, 5), (72, 1, 1), 2, {"halo_sm90/conv"}),  # the same
         ("nchw", torch.float16, (2, 64, 8, 8), (72, 1, 1), 1, {"halo_sm90/pointwise_planes", "halo_sm90/pointwise"}),

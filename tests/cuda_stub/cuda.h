@@ -1,5 +1,7 @@
-// The driver's encoder of tensor maps, as an exported file uses it.
+// The driver's encoders of tensor maps, as an exported file uses them.
 #pragma once
+
+#include <cstring>
 
 #include "cuda_runtime.h"
 
@@ -30,13 +32,27 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType typ
                                        const cuuint32_t* steps, CUtensorMapInterleave interleave,
                                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                                        CUtensorMapFloatOOBfill fill) {
-    const void* lists[] = {extents, strides, box, steps};
+    const void* lists[] = {extents, strides, box, steps, nullptr, nullptr};
     const int modes[] = {interleave, swizzle, promotion, fill};
     return CUresult(hc_callbacks.encode(map, type, rank, address, lists, modes));
 }
 
-inline cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, int,
+inline CUresult cuTensorMapEncodeIm2col(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                                        const cuuint64_t* extents, const cuuint64_t* strides, const int* lower,
+                                        const int* upper, cuuint32_t channels, cuuint32_t pixels,
+                                        const cuuint32_t* steps, CUtensorMapInterleave interleave,
+                                        CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                        CUtensorMapFloatOOBfill fill) {
+    const cuuint32_t box[] = {channels, pixels};
+    const void* lists[] = {extents, strides, box, steps, lower, upper};
+    const int modes[] = {interleave, swizzle, promotion, fill};
+    return CUresult(hc_callbacks.encode(map, type, rank, address, lists, modes));
+}
+
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, int,
                                                     cudaDriverEntryPointQueryResult*) {
-    *function = (void*)&cuTensorMapEncodeTiled;
+    const bool tiled = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
+    const bool im2col = std::strcmp(name, "cuTensorMapEncodeIm2col") == 0;
+    *function = tiled ? (void*)&cuTensorMapEncodeTiled : im2col ? (void*)&cuTensorMapEncodeIm2col : nullptr;
     return cudaSuccess;
 }

@@ -37,6 +37,7 @@ from tests.layers import smallest_image
 AUTO = "auto"  # the plan's own choice, through the plan: the only one that takes empty tensors
 GROUPED = "grouped_sm90"  # takes few of the layers that are drawn for all
 HALO_SM90, POINTWISE = "halo_sm90", 0.15  # has a kernel of 1x1 layers: how many are drawn for it
+TAPS = 0.15  # and one of several taps where channels are neighbours
 PADDED = 0.15  # and one of padding modes
 REDUCE = "reduce"  # the bias gradient, which is a sum and no family's own
 SUBJECTS = (*(name for name in FAMILIES if name != "aten"), REDUCE, AUTO)
@@ -218,8 +219,11 @@ def _channels(rng: random.Random, family: str) -> tuple[int, int, int]:
 
 def _layer(rng: random.Random, family: str) -> Draw:
     """A layer with the smallest image that it takes, for a family that may refuse it."""
-    pointwise = family == HALO_SM90 and rng.random() < POINTWISE
+    drawn = rng.random() if family == HALO_SM90 else 1.0
+    pointwise, by_taps = drawn < POINTWISE, POINTWISE <= drawn < POINTWISE + TAPS
     c, k, groups = (_many(rng, 160), _many(rng, 160), 1) if pointwise else _channels(rng, family)
+    if by_taps:
+        c, k, groups = 8 * rng.randint(1, 20), 8 * rng.randint(1, 20), 1
     taps = (1, 1) if pointwise else _filter(rng)
     plain = pointwise or rng.random() < 0.4
     down, across = (1 if plain or taps[axis] > 7 else rng.choice((1, 1, 2, 3, 5)) for axis in (0, 1))
@@ -242,7 +246,7 @@ def _layer(rng: random.Random, family: str) -> Draw:
     padded = family == HALO_SM90 and edges and not epilogue and rng.random() < PADDED
     bias = result == "fprop" and rng.random() < 0.5
     layer = Draw(family, result, precision, (1, c, h, w), (k, *taps), stride, padding, dilation, groups, bias, epilogue)
-    storage, layout = rng.choice(PLAIN)
+    storage, layout = PLAIN[1] if by_taps else rng.choice(PLAIN)
     arch, sm_count = rng.choice(ARCHS), rng.choice((1, 3, 4, 4, 7))
     layer = replace(layer, first=storage, second=storage, layout=layout, arch=arch, sm_count=sm_count)
     return _with_edges(rng, layer, edges) if padded else layer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import product
 
@@ -10,6 +11,7 @@ import torch
 
 from haloconv import plan
 from haloconv.epilogue import applied, bias_and_scale
+from haloconv.families.halo_sm90.pointwise import implicit_gemm
 from haloconv.precision import Precision
 from haloconv.problem import ACTIVATIONS, ConvSpec, Epilogue
 from tests import oracle
@@ -21,6 +23,7 @@ from tests.tilings import nth_tiling
 
 LAYERS = {  # the family, extents of x and w, and the kernel that runs them in either order of memory
     "conv": (HALO_SM90, (4, 64, 30, 40), (72, 64, 3, 3), ("halo_sm90/conv",)),
+    "taps": (HALO_SM90, (4, 72, 30, 40), (64, 72, 3, 3), ("halo_sm90/implicit_gemm", "halo_sm90/conv")),
     "pointwise": (HALO_SM90, (4, 128, 16, 16), (136, 128, 1, 1), ("halo_sm90/pointwise",)),
     "planes": (HALO_SM90, (8, 64, 7, 7), (72, 64, 1, 1), ("halo_sm90/pointwise_planes", "halo_sm90/pointwise")),
     "stem": (HALO_SM80, (4, 3, 61, 80), (64, 3, 7, 7), ("halo_sm80/conv",)),
@@ -51,8 +54,11 @@ def test_every_tiling(result: str, one: Case, subject: Subject, dtype: torch.dty
 
 @pytest.mark.parametrize(("subject", "dtype", "layer"), OF_LAYERS, ids=name_of)
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
-def test_every_activation(order: torch.memory_format, subject: Subject, dtype: torch.dtype, layer: str) -> None:
+def test_every_activation(
+    order: torch.memory_format, subject: Subject, dtype: torch.dtype, layer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, x_shape, w_shape, kernels = LAYERS[layer]
+    monkeypatch.setattr(implicit_gemm, "cycles", lambda *_: 0.0 if layer == "taps" else math.inf)
     new = torch.Generator("cuda").manual_seed(0)
     x, w, b = (torch.randn(shape, generator=new, device="cuda").to(dtype) for shape in (x_shape, w_shape, w_shape[:1]))
     x, w = x.to(memory_format=order), w * (w[0].numel() ** -0.5)

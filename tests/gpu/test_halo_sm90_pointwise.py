@@ -1,4 +1,4 @@
-"""The kernels of 1x1 layers of halo_sm90 on a GPU: the emulator's runs, and layers of real size with every config."""
+"""The matrix products of halo_sm90 on a GPU: the emulator's runs, and layers of real size with every config."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from haloconv.families.halo_sm90.pointwise import pointwise, pointwise_planes
+from haloconv.families.halo_sm90.pointwise import implicit_gemm, pointwise, pointwise_planes
 from haloconv.plan import form_of
 from haloconv.precision import Precision
 from haloconv.problem import Direction, Request
-from tests import emulated_halo_sm90_planes, emulated_halo_sm90_pointwise
+from tests import emulated_halo_sm90_implicit_gemm, emulated_halo_sm90_planes, emulated_halo_sm90_pointwise
 from tests.cases import Case, Tensors, case, make
 from tests.emulated import Run
 from tests.families import HALO_SM90, Subject, each_dtype, name_of, over
 from tests.gpu.runs import check_every_config, check_run, runs_of
 
-RUNS = runs_of("halo_sm90", emulated_halo_sm90_pointwise, emulated_halo_sm90_planes)
+RUNS = runs_of("halo_sm90", emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, emulated_halo_sm90_implicit_gemm)
 LAYERS = tuple(
     case(f"{name}_{storage}", reason, x, filters, storage=storage)
     for storage in ("contiguous", "channels_last")
@@ -39,6 +39,26 @@ LAYERS = tuple(
     case("planes_bands", "bands of rows", (8, 256, 56, 56), (512, 1, 1), stride=2),
     case("planes_uneven", "few images, chunks and blocks that are not full", (5, 888, 7, 7), (328, 1, 1)),
 )  # fmt: skip
+OF_TAPS = tuple(
+    case(f"taps_{name}", reason, x, filters, storage="channels_last", w_storage="channels_last", **fields)
+    for name, reason, x, filters, fields in (
+        ("aspp_12", "taps that are 12 pixels apart", (4, 2048, 64, 64), (256, 3, 3), {"padding": 12, "dilation": 12}),
+        ("aspp_36", "taps that are 36 pixels apart", (4, 2048, 64, 64), (256, 3, 3), {"padding": 36, "dilation": 36}),
+        ("resnet_56", "maps of 56 columns", (16, 64, 56, 56), (64, 3, 3), {"padding": 1}),
+        ("resnet_28", "maps of 28 columns", (16, 128, 28, 28), (128, 3, 3), {"padding": 1}),
+        ("resnet_14", "maps of 14 columns", (16, 256, 14, 14), (256, 3, 3), {"padding": 1}),
+        ("resnet_7", "maps of 7 columns", (16, 512, 7, 7), (512, 3, 3), {"padding": 1}),
+        ("unet_64", "maps of 64 columns", (2, 320, 64, 64), (320, 3, 3), {"padding": 1}),
+        ("stride", "every second pixel", (8, 256, 56, 56), (256, 3, 3), {"padding": 1, "stride": 2}),
+        ("deep", "few pixels of many channels", (2, 1280, 8, 8), (1280, 3, 3), {"padding": 1}),
+        ("uneven", "chunks and blocks that are not full", (4, 200, 24, 40), (328, 5, 3), {"padding": (2, 1)}),
+        ("sides", "padding that differs on every side", (3, 136, 31, 45), (72, 2, 3), {"padding": (0, 3, 5, 1)}),
+    )
+) + (
+    case("taps_packed", "filters that TMA does not reach", (8, 136, 30, 45), (200, 3, 3), padding=1,
+         storage="channels_last"),
+)  # fmt: skip
+KERNELS = (pointwise, pointwise_planes, implicit_gemm)
 
 
 @pytest.mark.parametrize(("subject", "run"), over(*((HALO_SM90, run) for run in RUNS)), ids=str)
@@ -47,14 +67,22 @@ def test_run(subject: Subject, run: Run, record: Callable) -> None:
     check_run(subject, run, record)
 
 
-@pytest.mark.parametrize("result", ["fprop", "dgrad"])
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
-@pytest.mark.parametrize("one", LAYERS, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("one", "result"),
+    [
+        (one, result)
+        for one in (*LAYERS, *OF_TAPS)
+        for result in ("fprop", "dgrad")
+        if result == "fprop" or one in LAYERS or one.spec.stride == (1, 1)
+    ],
+    ids=name_of,
+)
 def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, result: Direction, record: Callable) -> None:
     """Right, and the same bits twice, in every config that the layer has."""
     t, spec = make(one, dtype, "cuda"), subject.on(one, dtype).spec
     request = _request(one, dtype, result, t, spec.precision or "ieee")
-    kernel = pointwise if pointwise.why_not(request) is None else pointwise_planes
+    kernel = next(each for each in KERNELS if each.why_not(request) is None)
     check_every_config(kernel, request, one, t, subject, record)
 
 
