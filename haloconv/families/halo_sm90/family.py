@@ -45,7 +45,8 @@ def _of_taps(request: Request) -> list[Config]:
     sm_count = request.facts.sm_count
     tiling = staged_once[0].derived
     of_taps = implicit_gemm.cycles(request, by_taps[0])
-    is_ahead = of_taps <= cost(tiling, tiling.storage, sm_count) + _CONV_MORE
+    copies = implicit_gemm.product_of(request).copied or request.result_layout == "nchw"  # not measured yet
+    is_ahead = not copies and of_taps <= cost(tiling, tiling.storage, sm_count) + _CONV_MORE
     first, other = (by_taps, staged_once) if is_ahead else (staged_once, by_taps)
     return [*first[: MOST_CONFIGS - 1], other[0], *first[MOST_CONFIGS - 1 :], *other[1:]]
 

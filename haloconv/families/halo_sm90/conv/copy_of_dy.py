@@ -1,4 +1,4 @@
-"""A copy of dy with channels as neighbours, for a strided dgrad (families/halo_sm90/wgrad/arrange.cu makes it).
+"""A copy of what is gathered with channels as neighbours (families/halo_sm90/wgrad/arrange.cu makes it).
 
 It is launched before the pack, which begins when the copy is complete, and so before the convolution, which may begin
 before the pack ends.
@@ -19,7 +19,7 @@ from haloconv.layout import strides_of
 from haloconv.problem import Problem, Request
 
 _THREADS, _PIXELS, _CHANNEL_BYTES = 256, 64, 128
-_MOST_BYTES = 64 << 20  # of a copy
+MOST_BYTES = 64 << 20  # of a copy
 _LAUNCH_CYCLES, _BYTES_OF_CYCLE = 3500, 2900  # as in wgrad/arrange.py; read or written by all, mostly of the L2
 
 
@@ -34,12 +34,17 @@ def why_no_copy(form: Form, elem_bytes: int) -> str | None:
         return "the rows of M are not those of residue classes"
     if form.channels * elem_bytes % 16:
         return "TMA takes whole groups of 16 bytes"
-    return None if elems_of(form) * elem_bytes <= _MOST_BYTES else f"a copy has at most {_MOST_BYTES} bytes"
+    return None if elems_of(form) * elem_bytes <= MOST_BYTES else f"a copy has at most {MOST_BYTES} bytes"
 
 
 def cycles(form: Form, elem_bytes: int) -> float:
     """Cycles that the copy takes, by the cost model. The rate is of a probe on an H200, of copies of 4 to 17 MB."""
-    return _LAUNCH_CYCLES + 2 * elems_of(form) * elem_bytes / _BYTES_OF_CYCLE
+    return cycles_of(elems_of(form) * elem_bytes)
+
+
+def cycles_of(copy_bytes: int) -> float:
+    """Cycles for a copy of so many bytes."""
+    return _LAUNCH_CYCLES + 2 * copy_bytes / _BYTES_OF_CYCLE
 
 
 def strides(problem: Problem) -> tuple[int, ...]:
@@ -61,10 +66,15 @@ class Copy(NamedTuple):
 
 
 def bind(request: Request) -> Copy:
-    """What copies dy of a request: to the kernel the first of two tensors, of which the second has no blocks."""
+    """What copies dy of a request."""
+    return copy_of(request, request.problem.y_shape)
+
+
+def copy_of(request: Request, shape: tuple[int, int, int, int]) -> Copy:
+    """What copies the first tensor of a request: to the kernel the first of two, of which the second has no blocks."""
     problem = request.problem
-    images, channels, rows, cols = problem.y_shape
-    to_group, to_c, _, to_pixel = strides(problem)
+    images, channels, rows, cols = shape
+    to_group, to_c, _, to_pixel = strides_of(shape, "nhwc")
     channel_blocks = ceil_div(channels * problem.dtype.itemsize, _CHANNEL_BYTES)
     pixel_blocks = ceil_div(rows * cols, _PIXELS)
     tensor: dict[str, Value] = {
@@ -79,4 +89,4 @@ def bind(request: Request) -> Copy:
         **{"images": images, "side_by_side": 1, "cell": cols, "x_blocks": blocks},
     }
     launch = Launch(source(problem), request.device, LaunchShape(blocks, _THREADS), fields)
-    return Copy(launch, prod(problem.y_shape))
+    return Copy(launch, prod(shape))

@@ -14,11 +14,13 @@
 
 // Constants: ELEM is float, hc::fp16 or hc::bf16; Y_ELEM is ELEM, or float for partial sums; all others integers.
 //   TAPS               1: Params and tiles have taps
-//   X_INNER Y_INNER    1: neighbours in memory are channels (filters)
+//   X_INNER            1: neighbours in memory are channels
+//   Y_INNER            1: neighbours of the result are filters, which TMA stores; 0: pixels
+//   BY_LANES           lanes store the result, because tiles go across ends of planes; defined only where Y_INNER is 0
 //   KEEPS_W            0: filters come with the pixels
 //   W_LOADS M_BLOCKS COLUMNS SPLIT_N STAGES Y_BUFFERS AFFINE ACTIVATION  those of pointwise.cu, and
 //   AFFINE_AND_RESIDUAL for AFFINE
-static_assert(TAPS && X_INNER && Y_INNER && !KEEPS_W, "TMA moves whole pixels, and stages have filters");
+static_assert(TAPS && X_INNER && !KEEPS_W, "TMA moves whole pixels, and stages have filters");
 
 extern "C" __global__ void __launch_bounds__(hc::pointwise::THREADS, 1)
     halo_sm90_implicit_gemm(const __grid_constant__ hc::pointwise::Params p) {

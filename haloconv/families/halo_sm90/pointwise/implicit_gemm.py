@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 
 from haloconv import support
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import few_apart
+from haloconv.families.halo_sm90.conv.copy_of_dy import MOST_BYTES, copy_of, cycles_of
 from haloconv.families.halo_sm90.pointwise.pointwise import bound, constants, pack_source
 from haloconv.families.halo_sm90.pointwise.product import (
     ARCH,
@@ -27,7 +29,8 @@ from haloconv.families.halo_sm90.pointwise.product import (
 )
 from haloconv.families.halo_sm90.pointwise.tile import Tile, tiles
 from haloconv.jit import KernelSource, kernel_source
-from haloconv.problem import Request
+from haloconv.layout import strides_of
+from haloconv.problem import Problem, Request
 
 __all__ = ["DIRECTIONS", "KERNEL", "all_tiles", "bind", "configs", "sources", "why_not"]
 
@@ -52,12 +55,25 @@ def why_not(request: Request) -> str | None:
     if problem.groups > 1 or min(problem.c, problem.k) < LEAST_CHANNELS:
         return f"the layer has groups, or fewer than {LEAST_CHANNELS} channels or filters"
     one = product_of(request)
-    inner = one.x_inner and one.y_inner and one.y.rows == one.y.images == 1
-    if not (inner and request.first.aligned and is_reached(one, one.x, True) and is_reached(one, one.y, True)):
-        return "channels are no neighbours in memory, or pixels are not at multiples of 16 bytes"
+    if one.copied and prod(one.x[:3]) * one.channels * one.size > MOST_BYTES:
+        return f"a copy of x, with channels as neighbours, has at most {MOST_BYTES} bytes"
+    if one.by_lanes and (problem.epilogue.residual or not _has_dense_planes(request)):
+        return "planes of the result are not dense, or there is a residual"
+    aligned = one.copied or request.first.aligned
+    if not (aligned and is_reached(one, one.x, True) and (one.by_lanes or is_reached(one, one.y, True))):
+        return "pixels are not at multiples of 16 bytes"
+    if one.y_inner and one.y.rows * one.y.images > 1:
+        return "pixels of the result do not follow one another"
     if not _in_reach(one):
         return "a tap, or the padding, is further from an output than im2col reaches"
     return None
+
+
+def _has_dense_planes(request: Request) -> bool:
+    """Whether a plane of the result is pixels that follow one another."""
+    _, _, rows, cols = request.result_shape
+    _, _, row, col = request.result_strides
+    return (col == 1 or cols == 1) and (row == cols or rows == 1)
 
 
 def _in_reach(product: Product) -> bool:
@@ -82,9 +98,14 @@ def product_of(request: Request) -> Product:
     inputs, outputs = ((problem.h, problem.w), (problem.p, problem.q))
     if not forward:  # x is dy
         inputs, outputs = outputs, inputs
+    filters, channels = (problem.k, problem.c) if forward else (problem.c, problem.k)
+    copied = x[1] != 1
+    if copied:
+        x = strides_of((problem.n, channels, *inputs), "nhwc")
     one = Side(inputs[1], inputs[0], problem.n, x[3], x[2], x[0], x[1])
     _, other = joined((outputs[1], outputs[0], problem.n), (0, 0, 0, 0), (y[3], y[2], y[0], y[1]))
-    filters, channels = (problem.k, problem.c) if forward else (problem.c, problem.k)
+    if y[1] != 1:  # planes
+        other = Side(prod(outputs), 1, problem.n, y[3], y[2] * outputs[0], y[0], y[1])
     w_k, w_c, w_r, w_s = request.second.strides
     w_filter, w_channel = (w_k, w_c) if forward else (w_c, w_k)
     loads = w_loads_of(problem.dtype, (filters, channels), (w_filter, w_channel), request.second.aligned)
@@ -96,8 +117,8 @@ def product_of(request: Request) -> Product:
     stride = problem.stride if forward else (1, 1)
     taps = Taps(problem.r, problem.s, outputs, stride, problem.dilation, _pad(request), not forward, w_r, w_s)
     return Product(
-        problem, filters, channels, one, other, dense(other[:3], filters, "nhwc"), x[1] == 1, y[1] == 1,
-        w_filter, w_channel, loads, taps,
+        problem, filters, channels, one, other, dense(other[:3], filters, "nhwc" if y[1] == 1 else "nchw"), True,
+        y[1] == 1, w_filter, w_channel, loads, taps, copied,
     )  # fmt: skip
 
 
@@ -126,18 +147,27 @@ def all_tiles(request: Request) -> tuple[Tile, ...]:
 def cycles(request: Request, config: Config) -> float:
     """What the cost model says of a config, in cycles."""
     tile: Tile = config.derived
-    return tile.cycles(product_of(request), request.facts.sm_count)
+    product = product_of(request)
+    copying = cycles_of(prod(product.x[:3]) * product.channels * product.size) if product.copied else 0
+    return tile.cycles(product, request.facts.sm_count) + copying
 
 
 def source(product: Product, tile: Tile) -> KernelSource:
     """The specialised source: of the layer's own extents none takes part but through the tile."""
-    return kernel_source("halo_sm90/implicit_gemm", "halo_sm90_implicit_gemm", {**constants(product, tile), "TAPS": 1})
+    own: dict[str, int | str] = {"TAPS": 1, **({"BY_LANES": 1} if product.by_lanes else {})}
+    return kernel_source("halo_sm90/implicit_gemm", "halo_sm90_implicit_gemm", {**constants(product, tile), **own})
 
 
 def bind(request: Request, config: Config) -> BoundCall:
     """fprop(x, w, b) -> y, or with a residual fprop(x, w, b, residual) -> y, or dgrad(dy, w) -> dx."""
     product, tile = product_of(request), config.derived
-    return bound(request, product, tile, source(product, tile))
+    copy = copy_of(request, _gathered_shape(request.problem)).__call__ if product.copied else None
+    return bound(request, product, tile, source(product, tile), copy)
+
+
+def _gathered_shape(problem: Problem) -> tuple[int, int, int, int]:
+    """That of x, or of dy."""
+    return problem.x_shape if problem.direction == "fprop" else problem.y_shape
 
 
 def sources(request: Request) -> Iterator[KernelSource]:

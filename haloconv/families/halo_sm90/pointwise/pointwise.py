@@ -6,7 +6,7 @@ or pixels are neighbours in memory, everything else is a multiple of 16 bytes ap
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -32,6 +32,7 @@ _SLAB_ROWS = 64  # of M
 _TMA_BYTES = 16  # a residual begins at a multiple of it
 _FLAG_BYTES = 128  # before packed filters, which keep their alignment
 _X_POINTER, _W_POINTER, _Y_POINTER, _RESIDUAL_POINTER = 0, 1, 2, 4  # of a launch
+Copied = Callable[[torch.Tensor], torch.Tensor]
 _Axes = tuple[int, ...]  # innermost first
 LOADED = {  # TMA rounds fp32 to TF32
     torch.float32: DataType.TFLOAT32,
@@ -104,17 +105,19 @@ def bind(request: Request, config: Config) -> BoundCall:
     return bound(request, product, tile, source(product, tile))
 
 
-def bound(request: Request, product: Product, tile: Tile, multiplying: KernelSource) -> BoundCall:
-    """What ``bind`` gives for a product that this source multiplies."""
+def bound(
+    request: Request, product: Product, tile: Tile, multiplying: KernelSource, copy: Copied | None = None
+) -> BoundCall:
+    """What ``bind`` gives for a product that this source multiplies, of a copy of x if there is one."""
     launches = _Launches(
         pack_launch(request, product, tile) if product.packs else None,
         _multiply_launch(request, product, tile, multiplying),
         bind_sum(_sums(product, tile), request.device) if tile.splits > 1 else None,
     )
-    return _call(launches, request, product, tile)
+    return _call(launches, request, product, tile, copy)
 
 
-def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -> BoundCall:
+def _call(launches: _Launches, request: Request, product: Product, tile: Tile, copy: Copied | None = None) -> BoundCall:
     shape, strides, clears = request.result_shape, request.result_strides, product.clears_gaps
     fills = product.has_gaps and not clears
     packed_bytes = _FLAG_BYTES + product.packed_bytes(tile.spans(product))
@@ -131,6 +134,7 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile) -
         if fills and b is not None:
             y.copy_(b.view(-1, 1, 1))  # pixels that no output meets
         cleared = (y.data_ptr(),) if clears else ()
+        x = x if copy is None else copy(x)
         bias, filters = 0 if b is None else b.data_ptr(), w.data_ptr()
         if pack is not None:
             packed = torch.empty(packed_bytes, dtype=torch.uint8, device=x.device)
@@ -152,7 +156,9 @@ def _multiply_launch(request: Request, product: Product, tile: Tile, multiplying
 
     ``w`` is packed where filters are, ``y`` is fp32 partial sums in split-K, whose residual the sum adds.
     """
-    maps = {"x_map": _pixel_map(product, tile) if product.taps else _x_map(product), "y_map": _y_map(product, tile)}
+    maps = {"x_map": _pixel_map(product, tile) if product.taps else _x_map(product)}
+    if not product.by_lanes:
+        maps["y_map"] = _y_map(product, tile)
     if not product.packs:
         maps["w_map"] = _w_map(product, tile)
     if _adds_residual(product, tile):
@@ -168,7 +174,7 @@ def _fields(product: Product, tile: Tile) -> dict[str, Value]:
     return {
         **_residual_fields(product, tile),
         **_gap_fields(product),
-        **_tap_fields(product),
+        **_tap_fields(product, tile),
         "blocks": divisor(tile.blocks(product)),
         "splits": divisor(tile.splits),
         "across": divisor(boxes.across),
@@ -205,7 +211,7 @@ def _gap_fields(product: Product) -> dict[str, Value]:
     }
 
 
-def _tap_fields(product: Product) -> dict[str, Value]:
+def _tap_fields(product: Product, tile: Tile) -> dict[str, Value]:
     """Where taps meet x, and which of w they are."""
     taps, one = product.taps, product.x
     if taps is None:
@@ -213,12 +219,21 @@ def _tap_fields(product: Product) -> dict[str, Value]:
     flipped = taps.flipped and not product.packs  # packed filters lie in the order of taps
     rows, cols = taps.outputs
     return {
-        **{"image_px": divisor(rows * cols), "row_px": divisor(cols), "all_px": product.y.cols},
+        **{"image_px": divisor(rows * cols), "row_px": divisor(cols), "all_px": product.pixels},
         **{"dil_h": divisor(taps.dil[0]), "dil_w": divisor(taps.dil[1]), "taps_r": taps.r, "taps_s": taps.s},
         **{"stride_h": taps.stride[0], "stride_w": taps.stride[1], "pad_h": taps.pad[0], "pad_w": taps.pad[1]},
         **{"x_rows": one.rows, "x_cols": one.cols},
+        **_plane_fields(product, tile),
         **{"first_tap": taps.total - 1 if flipped else 0, "tap_step": -1 if flipped else 1, "taps": taps.total},
     }
+
+
+def _plane_fields(product: Product, tile: Tile) -> dict[str, Value]:
+    """Where lanes store: the result, or the partial sums, whose parts are that many elements apart."""
+    if not product.by_lanes:
+        return {}
+    one = product.partials if tile.splits > 1 else product.y
+    return {"y_image": one.image_step, "y_plane": one.channel_step, "y_part": product.outputs}
 
 
 def _x_map(product: Product) -> BoxMap:

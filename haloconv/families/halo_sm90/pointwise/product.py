@@ -76,7 +76,7 @@ class Product:
     Of dgrad x is dy, y the pixels of dx that outputs meet, and channels are the layer's filters. ``x_inner`` and
     ``y_inner``: neighbours are channels (filters), not pixels. ``w_loads`` is that of pointwise.cu. ``partials`` is the
     dense result that split-K has for each range of channels. With ``taps`` there is a product for each, and ``x`` has
-    all pixels of its images.
+    all pixels of its images, of a copy of x if that is ``copied``.
     """
 
     problem: Problem
@@ -91,6 +91,7 @@ class Product:
     w_channel: int
     w_loads: str
     taps: Taps | None = None
+    copied: bool = False
 
     @property
     def size(self) -> int:
@@ -162,7 +163,19 @@ class Product:
         return of_rows * self.taps.met(1, self.x.cols, 0, cols - 1)
 
     @property
+    def pixels(self) -> int:
+        """Pixels of the result."""
+        return self.y.cols * self.y.rows * self.y.images
+
+    @property
+    def by_lanes(self) -> bool:
+        """Whether lanes store the result: tiles of several taps are outputs across ends of planes."""
+        return self.taps is not None and not self.y_inner
+
+    @property
     def boxes(self) -> Boxes:
+        if self.taps is not None:
+            return Boxes(self.box_px, 1, ceil_div(self.pixels, self.box_px), 1)
         one = self.y
         if not (self.x_inner and self.y_inner):
             return Boxes(self.box_px, 1, ceil_div(one.cols, self.box_px), one.rows)
@@ -179,7 +192,7 @@ class Product:
     @property
     def all_boxes(self) -> int:
         """Boxes of all images."""
-        return self.boxes.across * self.boxes.down * self.y.images
+        return self.boxes.across * self.boxes.down * (self.y.images if self.taps is None else 1)
 
 
 def is_reached(product: Product, side: Side, inner: bool) -> bool:

@@ -94,6 +94,9 @@ struct Params {
     int all_px;                     // of the result
     int first_tap, tap_step, taps;  // of w: of the first tap, from tap to tap; of all
 #endif
+#ifdef BY_LANES
+    i64 y_image, y_plane, y_part;  // elements from image to image, from filter to filter, from range to range
+#endif
     Divisor blocks, splits;    // blocks of filters of the layer; ranges of channels
     Divisor across, down;      // boxes of a row; rows of boxes of an image
     int box_cols, box_rows;    // of a box that is whole
@@ -197,7 +200,9 @@ __device__ __forceinline__ void begin(const Params& p, const Smem& smem) {
     if (threadIdx.x == THREADS - 1) {  // while barriers are made
         ptx::prefetch_tensormap(&p.x_map);
         if (W_LOADS != W_PACKED) ptx::prefetch_tensormap(&p.w_map);
+#ifndef BY_LANES
         ptx::prefetch_tensormap(&p.y_map);
+#endif
 #ifdef AFFINE_AND_RESIDUAL
         ptx::prefetch_tensormap(&p.residual_map);
 #endif

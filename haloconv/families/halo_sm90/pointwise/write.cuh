@@ -181,6 +181,43 @@ __device__ __forceinline__ void send(const Params& p, const Tile& tile, const ch
     ptx::cp_async_bulk_commit_group();
 }
 
+#ifdef BY_LANES
+// Stores a slab that begins in row `m` and column `n` of its tile: a warp its rows, which are filters, one after another,
+// lanes neighbouring pixels. Planes begin anywhere: two pixels are a word where both are of one plane and it is aligned.
+__device__ __forceinline__ void store(const Params& p, const Tile& tile, const char* buffer, int m, int n) {
+    constexpr int EACH = SLAB / 32;  // pixels of a lane
+    const int warp = threadIdx.x % 128 / 32, first = n + threadIdx.x % 32 * EACH, pixel = tile.box * BOX_PX + first;
+    const int filter = tile.filter + m + warp * 16, byte = first % SLAB * int(sizeof(y_elem_t));
+    if (pixel >= p.all_px) return;
+    i64 place[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int image = p.image_px.quotient(pixel + i);
+        place[i] = image * p.y_image + (pixel + i - image * p.image_px.value);
+    }
+    y_elem_t* to = p.y + tile.split * p.y_part + filter * p.y_plane;
+#pragma unroll 4
+    for (int row = 0; row < min(16, p.filters - filter); ++row, to += p.y_plane) {
+        const char* const from = buffer + unit_offset<ROW_BYTES>(warp * 16 + row, byte / 16) + byte % 16;
+        if constexpr (EACH == 1) {
+            to[place[0]] = *reinterpret_cast<const y_elem_t*>(from);
+        } else {
+            struct alignas(4) Pair {
+                y_elem_t of[2];
+            };
+            const Pair pair = *reinterpret_cast<const Pair*>(from);
+            const bool both = place[1] == place[0] + 1 && pixel + 1 < p.all_px;
+            if (both && reinterpret_cast<unsigned long long>(to + place[0]) % 4 == 0) {
+                *reinterpret_cast<Pair*>(to + place[0]) = pair;
+            } else {
+                to[place[0]] = pair.of[0];
+                if (pixel + 1 < p.all_px) to[place[1]] = pair.of[1];
+            }
+        }
+    }
+}
+#endif
+
 #ifdef AFFINE_AND_RESIDUAL
 // The neighbours that a word is of.
 template <class Half>
@@ -251,6 +288,10 @@ __device__ __forceinline__ void write(const Params& p, Consumer& self, const Til
             finish<AFFINE, ACTIVATION>(p, sums[block], slab * GROUPS, filter);
 #endif
             fill(buffer, sums[block], slab * GROUPS);
+#ifdef BY_LANES
+            ptx::bar_sync(self.barrier, 128);
+            store(p, tile, buffer, m, n);
+#else
             ptx::fence_proxy_async_shared();
             if (self.sends) ptx::cp_async_bulk_wait_group_read<Y_BUFFERS - 1 - AHEAD>();
             ptx::bar_sync(self.barrier, 128);
@@ -260,6 +301,7 @@ __device__ __forceinline__ void write(const Params& p, Consumer& self, const Til
                 self.residual.ask(p);
 #endif
             }
+#endif
         }
 }
 
