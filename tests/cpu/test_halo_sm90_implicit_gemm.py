@@ -135,6 +135,15 @@ def test_filters_come_as_they_lie_where_tma_reaches_them(
     assert implicit_gemm.product_of(request).w_loads == w_loads
 
 
+@pytest.mark.parametrize(
+    "strides",
+    [(64, 1, 0, 0), (64 * 9, 1, 64, 64 * 3), (64 * 12, 1, 64 * 4, 64), (68 * 9, 1, 68 * 3, 68), (9 * 64, 1, 3, 1)],
+    ids=["expanded", "transposed", "rows apart", "136 bytes", "overlapping"],
+)
+def test_taps_that_are_not_in_a_row_are_packed(strides: tuple[int, ...]) -> None:
+    assert implicit_gemm.product_of(requested(LAYER, second=TensorForm(strides, True))).w_loads == "W_PACKED"
+
+
 # Taps -----------------------------------------------------------------------------------------------------------------
 
 

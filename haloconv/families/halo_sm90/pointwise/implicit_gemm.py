@@ -112,7 +112,7 @@ def product_of(request: Request) -> Product:
     in_a_row = problem.r == 1 or w_r == problem.s * w_s
     if problem.s == 1 and problem.r > 1:
         w_s, in_a_row = w_r, True  # of a column the taps are rows
-    if not in_a_row or w_s * problem.dtype.itemsize % TMA_BYTES:
+    if not in_a_row or w_s <= 0 or w_s * problem.dtype.itemsize % TMA_BYTES:
         loads = "W_PACKED"
     stride = problem.stride if forward else (1, 1)
     taps = Taps(problem.r, problem.s, outputs, stride, problem.dilation, _pad(request), not forward, w_r, w_s)
