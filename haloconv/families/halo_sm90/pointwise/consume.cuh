@@ -81,6 +81,53 @@ __device__ __forceinline__ void multiply_stage(const Smem& smem, const Consumer&
     at.advance(STAGES);
 }
 
+// The sums of a tile. Filters that stay are waited for in a block's first one.
+__device__ __forceinline__ void multiply_tile(const Smem& smem, const Consumer& self, Cursor& at, const Tile& tile,
+                                              bool is_first, Sums& sums) {
+    Fragments even, odd;
+    for (int chunk = 0;;) {
+        if (KEEPS_W && is_first) wait(&smem.kept_full[chunk], 0);
+        multiply_stage(smem, self, at, chunk, sums, even);
+        if (++chunk == tile.chunks) break;
+        if (KEEPS_W && is_first) wait(&smem.kept_full[chunk], 0);
+        multiply_stage(smem, self, at, chunk, sums, odd);
+        if (++chunk == tile.chunks) break;
+    }
+    ptx::wgmma_wait_group<0>();
+#pragma unroll
+    for (int block = 0; block < M_BLOCKS; ++block) ptx::wgmma_hold(sums[block]);
+    give_back(smem, at.index > 0 ? at.index - 1 : STAGES - 1);
+}
+
+#ifdef CLUSTER
+// The cluster's blocks sum parts of the channels of one tile. Each hands the sums of one consumer over, in shared memory
+// where stages were, and its other consumer adds what the other block handed over to its own, and writes them.
+__device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
+    constexpr int MULTIPLIED = 3, SUMS = M_BLOCKS * COLUMNS / 2;  // a barrier; sums of a thread
+    static_assert(CLUSTER == 2 && SUMS * 128 * 4 <= STAGES * STAGE_BYTES, "sums of a consumer fit where stages were");
+    Consumer self(smem, warpgroup);
+    Cursor at;
+    const Tile tile(p, blockIdx.x / CLUSTER);
+    const int rank = ptx::cluster_rank();
+    Sums sums;
+    multiply_tile(smem, self, at, tile, false, sums);
+    float* const handed = reinterpret_cast<float*>(smem.stages) + threadIdx.x % 128;
+    ptx::bar_sync(MULTIPLIED, 128 * CONSUMERS);  // no consumer multiplies the stages any more
+    if (warpgroup != rank) {
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) handed[i * 128] = (&sums[0][0])[i];
+    }
+    ptx::cluster_sync();
+    if (warpgroup == rank) {
+        const float* const other = ptx::peer_shared(handed, 1 - rank);
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) (&sums[0][0])[i] += other[i * 128];
+        write(p, self, tile, sums);
+    }
+    ptx::cluster_sync();  // the other block reads this one's sums
+    settle(self);
+}
+#else
 __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
     Consumer self(smem, warpgroup);
     Cursor at;
@@ -90,22 +137,11 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
     for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
         const Tile tile(p, index);
         Sums sums;
-        Fragments even, odd;
-        for (int chunk = 0;;) {
-            if (KEEPS_W && index == blockIdx.x) wait(&smem.kept_full[chunk], 0);
-            multiply_stage(smem, self, at, chunk, sums, even);
-            if (++chunk == tile.chunks) break;
-            if (KEEPS_W && index == blockIdx.x) wait(&smem.kept_full[chunk], 0);
-            multiply_stage(smem, self, at, chunk, sums, odd);
-            if (++chunk == tile.chunks) break;
-        }
-        ptx::wgmma_wait_group<0>();
-#pragma unroll
-        for (int block = 0; block < M_BLOCKS; ++block) ptx::wgmma_hold(sums[block]);
-        give_back(smem, at.index > 0 ? at.index - 1 : STAGES - 1);
+        multiply_tile(smem, self, at, tile, index == blockIdx.x, sums);
         write(p, self, tile, sums);
     }
     settle(self);
 }
+#endif
 
 }  // namespace hc::pointwise

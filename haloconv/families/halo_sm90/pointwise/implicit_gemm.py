@@ -132,10 +132,17 @@ def _pad(request: Request) -> tuple[int, int]:
 
 
 def configs(request: Request) -> list[Config]:
-    """The best tiles by the cost model, best first; none for a request that the kernel does not take."""
+    """The best tiles by the cost model, best first; none for a request that the kernel does not take.
+
+    The best one in clusters is second where it is the model's first, because clusters are not measured yet.
+    """
     if why_not(request) is not None:
         return []
-    found = few_apart(all_tiles(request), lambda tile: (tile.pixels, tile.filters, tile.splits), MOST_CONFIGS)
+    every = all_tiles(request)
+    alone = [tile for tile in every if not tile.in_cluster]
+    found = few_apart(alone, lambda tile: (tile.pixels, tile.filters, tile.splits), MOST_CONFIGS)
+    if every[0].in_cluster:
+        found = [*found[:1], every[0], *found[1:]][:MOST_CONFIGS]
     return [Config(KERNEL, config_key(tile), tile) for tile in found]
 
 
@@ -155,6 +162,7 @@ def cycles(request: Request, config: Config) -> float:
 def source(product: Product, tile: Tile) -> KernelSource:
     """The specialised source: of the layer's own extents none takes part but through the tile."""
     own: dict[str, int | str] = {"TAPS": 1, **({"BY_LANES": 1} if product.by_lanes else {})}
+    own |= {"CLUSTER": tile.cluster} if tile.in_cluster else {}
     return kernel_source("halo_sm90/implicit_gemm", "halo_sm90_implicit_gemm", {**constants(product, tile), **own})
 
 
@@ -174,7 +182,9 @@ def sources(request: Request) -> Iterator[KernelSource]:
     """The sources of a tile of each kind that the request may have on an NVIDIA H200, and of its packing."""
     product = product_of(request)
     found = tiles(product, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)
-    for tile in few_apart(found, lambda tile: (tile.m_blocks, tile.split_n, tile.splits > 1), len(found)):
+    for tile in few_apart(
+        found, lambda tile: (tile.m_blocks, tile.split_n, tile.in_cluster, tile.parts > 1), len(found)
+    ):
         yield source(product, tile)
         if product.packs:
             yield pack_source(product)

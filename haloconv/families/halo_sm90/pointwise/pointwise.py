@@ -62,7 +62,7 @@ def source(product: Product, tile: Tile) -> KernelSource:
 def constants(product: Product, tile: Tile) -> dict[str, int | str]:
     """The constants of a source."""
     problem = product.problem
-    whole = tile.splits == 1
+    whole = tile.parts == 1
     return {
         "ELEM": ELEMENTS[problem.dtype],
         "Y_ELEM": ELEMENTS[problem.dtype] if whole else "float",
@@ -112,7 +112,7 @@ def bound(
     launches = _Launches(
         pack_launch(request, product, tile) if product.packs else None,
         _multiply_launch(request, product, tile, multiplying),
-        bind_sum(_sums(product, tile), request.device) if tile.splits > 1 else None,
+        bind_sum(_sums(product, tile), request.device) if tile.parts > 1 else None,
     )
     return _call(launches, request, product, tile, copy)
 
@@ -121,7 +121,7 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile, c
     shape, strides, clears = request.result_shape, request.result_strides, product.clears_gaps
     fills = product.has_gaps and not clears
     packed_bytes = _FLAG_BYTES + product.packed_bytes(tile.spans(product))
-    partials = tile.splits * product.outputs
+    partials = tile.parts * product.outputs
     pack, multiply, add = launches
 
     def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *residual: torch.Tensor) -> torch.Tensor:
@@ -163,9 +163,9 @@ def _multiply_launch(request: Request, product: Product, tile: Tile, multiplying
         maps["w_map"] = _w_map(product, tile)
     if _adds_residual(product, tile):
         maps["residual_map"] = replace(maps["y_map"], pointer=_RESIDUAL_POINTER)
-    shape = LaunchShape(tile.grid(product, request.facts.sm_count), _THREADS, tile.smem_bytes(product))
+    shape = LaunchShape(tile.grid(product, request.facts.sm_count), _THREADS, tile.smem_bytes(product), tile.cluster)
     fields = _fields(product, tile)
-    return Launch(multiplying, request.device, shape, fields, maps, pdl=product.packs)
+    return Launch(multiplying, request.device, shape, fields, maps, pdl=product.packs and not tile.in_cluster)
 
 
 def _fields(product: Product, tile: Tile) -> dict[str, Value]:
@@ -176,7 +176,7 @@ def _fields(product: Product, tile: Tile) -> dict[str, Value]:
         **_gap_fields(product),
         **_tap_fields(product, tile),
         "blocks": divisor(tile.blocks(product)),
-        "splits": divisor(tile.splits),
+        "splits": divisor(tile.parts),
         "across": divisor(boxes.across),
         "down": divisor(boxes.down),
         **{"box_cols": boxes.cols, "box_rows": boxes.rows, "box_bytes": product.box_bytes},
@@ -187,7 +187,7 @@ def _fields(product: Product, tile: Tile) -> dict[str, Value]:
 
 def _adds_residual(product: Product, tile: Tile) -> bool:
     """Whether the kernel itself adds a residual: the sums of split-K do not get one."""
-    return product.problem.epilogue.residual and tile.splits == 1
+    return product.problem.epilogue.residual and tile.parts == 1
 
 
 def _residual_fields(product: Product, tile: Tile) -> dict[str, Value]:
@@ -232,7 +232,7 @@ def _plane_fields(product: Product, tile: Tile) -> dict[str, Value]:
     """Where lanes store: the result, or the partial sums, whose parts are that many elements apart."""
     if not product.by_lanes:
         return {}
-    one = product.partials if tile.splits > 1 else product.y
+    one = product.partials if tile.parts > 1 else product.y
     return {"y_image": one.image_step, "y_plane": one.channel_step, "y_part": product.outputs}
 
 
@@ -289,12 +289,12 @@ def _w_map(product: Product, tile: Tile) -> BoxMap:
 
 def _y_map(product: Product, tile: Tile) -> BoxMap:
     """Boxes of slabs of sums: 64 rows of M by 128 bytes of N, or of what they are transposed to."""
-    boxes, whole = product.boxes, tile.splits == 1
+    boxes, whole = product.boxes, tile.parts == 1
     size = product.size if whole else 4
     one = product.y if whole else product.partials
     kind = LOADED[product.problem.dtype] if size == 2 else DataType.FLOAT32
     slab = CHUNK_BYTES // size
-    axes: _Axes = (product.filters, one.cols, one.rows, one.images, tile.splits)
+    axes: _Axes = (product.filters, one.cols, one.rows, one.images, tile.parts)
     steps: _Axes = (one.channel_step, one.col_step, one.row_step, one.image_step, product.outputs)
     box: _Axes = (slab, boxes.cols, boxes.rows, 1, 1)
     if not product.y_inner:
@@ -328,7 +328,7 @@ def _sums(product: Product, tile: Tile) -> Partials:
     pixels = (Axis(one.images, one.image_step), Axis(one.rows, one.row_step), Axis(one.cols, one.col_step))
     filters = Axis(product.filters, one.channel_step, counts=1)
     axes = (*pixels, filters) if product.y_inner else (pixels[0], filters, *pixels[1:])
-    return followed(Partials(problem.dtype, axes, tile.splits), problem)
+    return followed(Partials(problem.dtype, axes, tile.parts), problem)
 
 
 def sources(request: Request) -> Iterator[KernelSource]:

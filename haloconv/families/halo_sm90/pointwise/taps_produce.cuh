@@ -46,7 +46,12 @@ __device__ __forceinline__ void ask_for_w(const Params& p, const Tile& tile, con
 __device__ __forceinline__ void produce_taps(const Params& p, const Smem& smem) {
     if (W_LOADS == W_PACKED) ptx::griddepcontrol_wait();  // the launch may begin before filters are packed (PDL)
     Cursor at;
-    for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+#ifdef CLUSTER
+    const int begin = blockIdx.x / CLUSTER, step = p.tiles;  // one tile
+#else
+    const int begin = blockIdx.x, step = gridDim.x;
+#endif
+    for (int index = begin; index < p.tiles; index += step) {
         const Tile tile(p, index);
         Step step(tile);
         for (int i = 0; i < tile.chunks; ++i, at.advance(STAGES), step.next(tile)) {

@@ -12,6 +12,7 @@
 #include "kernels/divisor.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/pipeline.cuh"
+#include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/tensor_map.cuh"
 
@@ -153,6 +154,9 @@ struct Tile {
         box = pixels * BOXES, filter = (index - rest * p.blocks.value) * TILE_FILTERS;
         split = rest - pixels * p.splits.value;
         first = split * p.range_chunks, chunks = min(p.range_chunks, p.chunks - first);
+#ifdef CLUSTER
+        first = int(ptx::cluster_rank()) * p.range_chunks, chunks = min(p.range_chunks, p.chunks - first);
+#endif
 #ifdef TAPS
         const Pixel from(p, box * BOX_PX), to(p, min(box * BOX_PX + TILE_PX, p.all_px) - 1);
         const bool one_image = from.image == to.image, one_row = one_image && from.row == to.row;

@@ -31,9 +31,12 @@ _MOST_STAGES, _MOST_KEPT = 8, 32
 _MOST_SUMS = 256  # N of wgmma times blocks of M: 128 registers
 _MOST_PARTIAL_BYTES = 64 << 20
 _SPLITS = (2, 3, 4, 6, 8, 12, 16)
+_CLUSTER = 2  # blocks: of larger clusters fewer run at a time
 # The cost model beside costs.py: bytes in a cycle that wgmma reads; cycles of a tile, of a slab, of the sum of split-K.
 _OPERAND_BYTES = 128
 _TILE_CYCLES, _SLAB_CYCLES, _SUM_CYCLES = 100, 200, 10000
+# Of a cluster: two meetings, and bytes of another block in a cycle, by probes of wgrad_ss on an NVIDIA H200.
+_MEETING_CYCLES, _PEER_BYTES = 2000, 11
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Tile:
 
     ``n`` is that of wgmma. With ``split_n`` each consumer has half of the columns of N, else of the rows of M.
     ``keeps_w``: filters stay in shared memory for all tiles of a block of threads. ``splits`` are ranges of the
-    channels, ``buffers`` those of a consumer's sums.
+    channels, ``buffers`` those of a consumer's sums. ``in_cluster``: the blocks of a cluster sum the ranges of a tile.
     """
 
     pixels: int
@@ -53,11 +56,27 @@ class Tile:
     splits: int
     stages: int = 0
     buffers: int = 0
+    in_cluster: bool = False
 
     @property
     def m_blocks(self) -> int:
         """Blocks of 64 rows of M of a consumer."""
         return self.pixels * self.filters // (64 * _CONSUMERS * self.n)
+
+    @property
+    def parts(self) -> int:
+        """Partial results that a launch of its own adds up; 1: there is but the result."""
+        return 1 if self.in_cluster else self.splits
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of threads of a cluster."""
+        return self.splits if self.in_cluster else 1
+
+    @property
+    def handed_bytes(self) -> int:
+        """Sums of a consumer, which a block of a cluster hands over where stages were."""
+        return self.m_blocks * self.n * 64 * 4
 
     def blocks(self, product: Product) -> int:
         """Blocks of filters of the layer."""
@@ -72,11 +91,13 @@ class Tile:
         return ceil_div(product.chunks, self.splits)
 
     def count(self, product: Product) -> int:
-        """Tiles of the layer."""
-        return ceil_div(product.all_boxes, self.pixels // product.box_px) * self.blocks(product) * self.splits
+        """Tiles of the layer, of all partial results."""
+        return ceil_div(product.all_boxes, self.pixels // product.box_px) * self.blocks(product) * self.parts
 
     def grid(self, product: Product, sm_count: int) -> int:
         """Blocks of threads. Where filters stay, each has one block of filters and one range: 0 if that cannot be."""
+        if self.in_cluster:
+            return self.count(product) * self.cluster
         alike = self.blocks(product) * self.splits if self.keeps_w else 1
         return min(self.count(product), sm_count // alike * alike)
 
@@ -96,7 +117,7 @@ class Tile:
     def cycles(self, product: Product, sm_count: int) -> float:
         """The model's time, in cycles."""
         chunks, size = self.range_chunks(product) * product.most_taps(self.pixels), product.size
-        y_size = size if self.splits == 1 else 4
+        y_size = size if self.parts == 1 else 4
         operands = 32 * (self.n + (0 if product.size == 4 and not product.x_inner else 64))
         wgmma = max(self.n / 2, operands / _OPERAND_BYTES)
         multiply = chunks * 4 * self.m_blocks * _CONSUMERS * wgmma
@@ -106,16 +127,18 @@ class Tile:
         l2_bytes = costs.TAPS_L2_BYTES if product.taps else costs.L2_BYTES
         loaded = chunks * max(stage / l2_bytes, costs.LATENCY_CYCLES / self.stages)
         moved = loaded + self.pixels * self.filters * y_size / costs.L2_BYTES
-        most = ceil_div(self.count(product), self.grid(product, sm_count))
+        most = ceil_div(self.count(product), min(self.grid(product, sm_count), sm_count // self.cluster))
         kept = chunks * self.w_bytes(product) / costs.L2_BYTES if self.keeps_w else 0
         blocks = most * costs.overlapped(_TILE_CYCLES + multiply + write, moved, *of_taps) + kept
         pixels = product.x.cols * product.x.rows * product.x.images
         traffic = size * product.channels * (pixels + product.filters * product.tap_count)
-        traffic += y_size * self.splits * product.outputs + size * product.gaps
+        traffic += y_size * self.parts * product.outputs + size * product.gaps
         memory = traffic / (costs.MEMORY_BYTES * sm_count)
-        adding = (
-            _SUM_CYCLES + self.splits * product.outputs * 4 / (costs.MEMORY_BYTES * sm_count) if self.splits > 1 else 0
-        )
+        adding = 0.0
+        if self.parts > 1:
+            adding = _SUM_CYCLES + self.parts * product.outputs * 4 / (costs.MEMORY_BYTES * sm_count)
+        if self.in_cluster:
+            adding = _MEETING_CYCLES + self.handed_bytes / _PEER_BYTES
         return costs.BEGIN_CYCLES + costs.overlapped(blocks, memory) + adding
 
 
@@ -185,6 +208,8 @@ def tiles(product: Product, max_smem_bytes: int, sm_count: int) -> tuple[Tile, .
         may_keep = (False,) if product.taps else (False, True)  # filters of all taps would not fit
         for splits, keeps in combinations(_splits(product, whole, sm_count), may_keep):
             found += _staged(product, Tile(pixels, filters, n, split_n, keeps, splits), max_smem_bytes, sm_count)
+        if _may_be_a_cluster(product, whole, sm_count):
+            found += _staged(product, replace(whole, splits=_CLUSTER, in_cluster=True), max_smem_bytes, sm_count)
     return tuple(sorted(found, key=lambda tile: tile.cycles(product, sm_count)))
 
 
@@ -217,6 +242,12 @@ def _splits(product: Product, tile: Tile, sm_count: int) -> Iterator[int]:
             yield ranges
 
 
+def _may_be_a_cluster(product: Product, whole: Tile, sm_count: int) -> bool:
+    """Whether clusters have a tile each, and all run at a time; residuals are asked for by both consumers."""
+    few = whole.count(product) * _CLUSTER <= sm_count and product.chunks >= _CLUSTER
+    return product.taps is not None and few and not product.problem.epilogue.residual
+
+
 def _staged(product: Product, tile: Tile, max_smem_bytes: int, sm_count: int) -> Iterator[Tile]:
     """The tile with as many buffers and stages as fit, if enough do."""
     if tile.keeps_w and (tile.range_chunks(product) > _MOST_KEPT or tile.grid(product, sm_count) == 0):
@@ -224,6 +255,7 @@ def _staged(product: Product, tile: Tile, max_smem_bytes: int, sm_count: int) ->
     for buffers, fewest in _BUFFERS:
         for stages in range(_MOST_STAGES, fewest - 1, -1):
             one = replace(tile, stages=stages, buffers=buffers)
-            if one.smem_bytes(product) <= max_smem_bytes:
+            fits = not one.in_cluster or one.handed_bytes <= stages * (one.pixels * CHUNK_BYTES + one.w_bytes(product))
+            if fits and one.smem_bytes(product) <= max_smem_bytes:
                 yield one
                 return
