@@ -23,6 +23,8 @@ from haloconv.bench.results import newest_rows
 from haloconv.bench.sample import BEHIND, read_case, verdict
 from haloconv.choose.rules import by_rule
 from haloconv.device import gpu_stem
+from haloconv.families import FAMILIES
+from haloconv.problem import Problem, dense_request
 from tools.measured import ROOT, facts_of, gpus, stood_in
 from tools.readme_results import family_of
 
@@ -45,7 +47,7 @@ def half_of(name: str) -> str:
 
 
 def draws(gpu: dict, root: Path = ROOT) -> tuple[list[Draw], int]:
-    """The draws of a GPU model, and how many rows were left out, as today another family would run them."""
+    """The draws of a GPU model, and how many rows were left out, as today another kernel would run them."""
     found, others = [], 0
     with stood_in(facts_of(gpu)):
         rows: list[dict[str, Any]] = newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), "sample")
@@ -54,12 +56,18 @@ def draws(gpu: dict, root: Path = ROOT) -> tuple[list[Draw], int]:
                 continue
             problem = read_case(row["case"]).problem(row["direction"], row["precision"], row["layout"])
             ruling = by_rule(problem, _CPU)
-            if ruling.family != family_of(row):
+            if ruling.family != family_of(row) or not _runs_so(ruling.family, row, problem):
                 others += 1
                 continue
             name = " ".join(str(row[key]) for key in ("case", "direction", "precision", "layout"))
             found.append(Draw(name, ruling.rule or "aten", row["ratio"]))
     return found, others
+
+
+def _runs_so(family: str, row: dict[str, Any], problem: Problem) -> bool:
+    """Whether the family would run the problem by the row's kernel; rows of before kernels had names count as such."""
+    kernel = row.get("kernel")
+    return family == "aten" or not kernel or FAMILIES[family].configs(dense_request(problem, _CPU))[0].kernel == kernel
 
 
 def judgment(found: Iterable[Draw]) -> Iterator[str]:

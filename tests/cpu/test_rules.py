@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from haloconv import problem as requests
-from haloconv.choose import rules
+from haloconv.choose import rules, rules_products
 from haloconv.choose.rules import bgrad_by_rule, by_rule
 from haloconv.device import DeviceFacts
 from haloconv.emulator import emulated_device
@@ -16,6 +16,12 @@ from tools.measured import stood_in
 
 H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, (9, 0), 141 << 30, 232_448, "none")
 A100 = DeviceFacts("NVIDIA A100", "sm_80", 108, (8, 0), 80 << 30, 166_912, "none")
+
+
+def on_gpu(monkeypatch: pytest.MonkeyPatch, facts: DeviceFacts) -> None:
+    """Rules are asked as on a GPU of these facts."""
+    for module in (rules, rules_products):
+        monkeypatch.setattr(module, "device_facts", lambda index: facts)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,7 @@ def test_filter_gradients_of_neighbouring_channels_have_kernels_on_hopper_alone(
     extents = (64, channels, 56, 56, channels, 3, 3, (1, 1), (1, 1, 1, 1), (1, 1), channels)
     problem = Problem("wgrad", *extents, False, dtype, layout, "ieee")
     for facts, family in ((H200, on_h200), (A100, on_a100)):
-        monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
+        on_gpu(monkeypatch, facts)
         assert by_rule(problem, torch.device("cuda", 0))[0] == family
 
 
@@ -68,7 +74,7 @@ def test_weight_gradients_of_many_products_stay_with_pytorch_where_channels_are_
 ) -> None:
     extents = (images, channels, extent, extent, filters, 3, 3, (1, 1), (1, 1, 1, 1))
     problem = Problem("wgrad", *extents, dtype=torch.bfloat16, layout=layout, precision="ieee")
-    monkeypatch.setattr(rules, "device_facts", lambda index: H200)
+    on_gpu(monkeypatch, H200)
     monkeypatch.setattr(requests, "device_facts", lambda index: H200)
     assert by_rule(problem, torch.device("cuda", 0))[0] == (family if layout == "nhwc" else "halo_sm90")
 
@@ -98,7 +104,7 @@ def test_weight_gradients_of_wide_layers_have_a_kernel_on_hopper_where_tma_bring
     precision = "tf32" if dtype == torch.float32 else "ieee"
     problem = Problem("wgrad", *extents, dtype=dtype, layout=layout, precision=precision)
     for facts, family in ((H200, on_h200), (A100, "aten")):
-        monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
+        on_gpu(monkeypatch, facts)
         monkeypatch.setattr(requests, "device_facts", lambda index, facts=facts: facts)
         assert by_rule(problem, torch.device("cuda", 0))[0] == family
 
@@ -149,7 +155,7 @@ def test_weight_gradients_of_small_maps_have_a_kernel_on_hopper(
 
 def _on_an_h200(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> str:
     """The family that the rules name on an NVIDIA H200."""
-    monkeypatch.setattr(rules, "device_facts", lambda index: H200)
+    on_gpu(monkeypatch, H200)
     monkeypatch.setattr(requests, "device_facts", lambda index: H200)
     return by_rule(problem, torch.device("cuda", 0)).family
 
@@ -193,7 +199,7 @@ def test_1x1_layers_of_many_pixels_and_channels_have_a_kernel_on_hopper(
         precision="tf32" if precision == "tf32" else "ieee",
     )  # fmt: skip
     for facts, family in ((H200, on_h200), (A100, "aten")):
-        monkeypatch.setattr(rules, "device_facts", lambda index, facts=facts: facts)
+        on_gpu(monkeypatch, facts)
         monkeypatch.setattr(requests, "device_facts", lambda index, facts=facts: facts)
         assert by_rule(problem, torch.device("cuda", 0))[0] == family
 

@@ -121,7 +121,10 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
     if (warpgroup == rank) {
         const float* const other = ptx::peer_shared(handed, 1 - rank);
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) (&sums[0][0])[i] += other[i * 128];
+        for (int i = 0; i < SUMS; ++i) {
+            if (i % 32 == 0) __syncwarp();  // there are no registers for more loads at a time
+            (&sums[0][0])[i] += other[i * 128];
+        }
         write(p, self, tile, sums);
     }
     ptx::cluster_sync();  // the other block reads this one's sums

@@ -152,7 +152,7 @@ class Product:
         return spans * self.chunks * self.tap_count * SPAN * CHUNK_BYTES if self.packs else 0
 
     def most_taps(self, pixels: int) -> int:
-        """Taps that are multiplied for a tile of so many pixels, at most: as the kernel leaves some out."""
+        """Taps that are multiplied for a tile of so many pixels, of one row or whole images; of others some more."""
         if self.taps is None:
             return 1
         rows, cols = self.taps.outputs
