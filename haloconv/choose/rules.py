@@ -15,7 +15,6 @@ import torch
 
 from haloconv import support
 from haloconv.choose import rules_products, rules_sm90
-from haloconv.choose.rules_fp64 import is_dense_in_fp64
 from haloconv.choose.rules_sm90 import GROUPED_CHANNELS
 from haloconv.device import device_facts
 from haloconv.families import FAMILIES
@@ -27,6 +26,7 @@ _CHANNELS_IN_TERMS, _NARROW_IN_TERMS, _PIXELS_IN_TERMS = 24, 128, 3136  # of a g
 _MARCHED_TAPS = 49  # of one depthwise filter: what marches and small bands take
 _LEAST_OUTPUTS = 1 << 20  # elements: the smallest output that was measured of few channels per group
 _DENSE_CHANNELS = 32  # per group, in and out, at least: what halo_sm90 was measured on
+_CHANNELS_IN_FP64, _PIXELS_IN_FP64 = 64, 3136  # the least that were measured, of all images
 _STEM_CHANNELS, _FOLDED_CHANNELS = 4, 3  # of stems, at most; in 16-bit nhwc
 _STEM_TAPS = 11  # in a row or column, at most: patches of 16x16 were behind
 _NARROW = 48  # pixels of a row: in 16-bit nchw layers of many taps were behind on shorter ones (draws of 2026-11-27)
@@ -198,12 +198,24 @@ def _has_a_small_filter_gradient(problem: Problem) -> bool:
 
 
 def _has_a_small_filter_gradient_elsewhere(problem: Problem) -> bool:
-    """The same but for groups in 16-bit ``nhwc``, which are ``grouped_sm90``'s.
+    """All of these on which ``halo_sm80_wgrad`` stays ahead: groups in 16-bit ``nhwc`` are ``grouped_sm90``'s.
 
     One that it does not take, of 5x5 taps and 16 channels, was at 0.30 (a draw of 2026-11-28).
     """
     halves_nhwc = problem.layout == "nhwc" and problem.dtype != torch.float32
     return _has_a_small_filter_gradient(problem) and not (halves_nhwc and problem.groups > 1)
+
+
+def _is_dense_in_fp64(problem: Problem) -> bool:
+    """3x3 layers of stride 1 of as many channels and pixels as in rows of an NVIDIA H100 (2026-11-26).
+
+    There all 26, of both layouts, were ahead, ``fprop`` and ``dgrad`` by more than two; all gave the numbers, and none
+    was kept to judge them. A dilation of 12 was measured in ``wgrad`` alone: no block of the others holds its halo.
+    """
+    if problem.dtype != torch.float64 or problem.groups > 1 or problem.stride != (1, 1):
+        return False
+    enough = min(problem.c, problem.k) >= _CHANNELS_IN_FP64 and problem.n * problem.p * problem.q >= _PIXELS_IN_FP64
+    return enough and (problem.r, problem.s) == (3, 3)
 
 
 def _has_many_taps(problem: Problem) -> bool:
@@ -313,7 +325,7 @@ RULES = (
         _has_few_pixels,
         "halo_sm90 is faster on few small images of many channels on Hopper's tensor cores",
     ),
-    Rule("halo_sm80_f64", is_dense_in_fp64, "halo_sm80_f64 is faster on dense fp64 layers on tensor cores"),
+    Rule("halo_sm80_f64", _is_dense_in_fp64, "halo_sm80_f64 is faster on dense fp64 layers on tensor cores"),
     *(Rule("halo_sm90", applies, reason) for applies, reason in rules_sm90.KINDS),
 )
 

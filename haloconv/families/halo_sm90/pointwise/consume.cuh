@@ -100,8 +100,8 @@ __device__ __forceinline__ void multiply_tile(const Smem& smem, const Consumer& 
 }
 
 #ifdef CLUSTER
-// The cluster's blocks sum parts of the channels of one tile. Each hands the sums of one consumer over, in shared memory
-// where stages were, and its other consumer adds what the other block handed over to its own, and writes them.
+// Split-K in a cluster: its blocks have ranges of the channels of a tile. Each hands the sums of one consumer over in
+// shared memory, where stages were; its other consumer adds what the other block handed over, and writes.
 __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
     constexpr int MULTIPLIED = 3, SUMS = M_BLOCKS * COLUMNS / 2;  // a barrier; sums of a thread
     static_assert(CLUSTER == 2 && SUMS * 128 * 4 <= STAGES * STAGE_BYTES, "sums of a consumer fit where stages were");
