@@ -18,6 +18,7 @@ from haloconv.families.halo_sm90.pointwise.pointwise import bound, constants, pa
 from haloconv.families.halo_sm90.pointwise.product import (
     ARCH,
     LEAST_CHANNELS,
+    LONGEST_ROW,
     TMA_BYTES,
     Product,
     Side,
@@ -62,8 +63,8 @@ def why_not(request: Request) -> str | None:
     aligned = one.copied or request.first.aligned
     if not (aligned and is_reached(one, one.x, True) and (one.by_lanes or is_reached(one, one.y, True))):
         return "pixels are not at multiples of 16 bytes"
-    if one.y_inner and one.y.rows * one.y.images > 1:
-        return "pixels of the result do not follow one another"
+    if one.pixels >= LONGEST_ROW or (one.y_inner and one.y.rows * one.y.images > 1):
+        return f"pixels of the result do not follow one another, or are {LONGEST_ROW} or more"
     if not _in_reach(one):
         return "a tap, or the padding, is further from an output than im2col reaches"
     return None

@@ -16,7 +16,7 @@ CHUNK_BYTES, SPAN = 128, 64  # of channels of a stage; filters of a span
 ARCH = "sm_90a"
 LEAST_CHANNELS = 8  # and filters: of fewer most of a product would be zeros
 TMA_BYTES = 16
-_LONGEST_ROW = 1 << 30  # pixels: places of boxes are 32-bit sums of two terms
+LONGEST_ROW = 1 << 30  # pixels: places of boxes are 32-bit sums of two terms
 
 
 class Side(NamedTuple):
@@ -205,7 +205,7 @@ def is_reached(product: Product, side: Side, inner: bool) -> bool:
     steps.append((side.cols, side.col_step) if inner else (channels, side.channel_step))
     neighbours = (side.channel_step if inner else side.col_step) == 1
     whole = all(step > 0 and step * product.size % TMA_BYTES == 0 for extent, step in steps if extent > 1)
-    return neighbours and whole and side.cols < _LONGEST_ROW
+    return neighbours and whole and side.cols < LONGEST_ROW
 
 
 def w_loads_of(dtype: torch.dtype, extents: tuple[int, int], steps: tuple[int, int], aligned: bool) -> str:
@@ -236,7 +236,7 @@ def joined(
             continue
         if last == 1:
             axes[-1] = (extent, x_step, y_step)
-        elif (x_step, y_step) == (last * x_last, last * y_last) and last * extent < _LONGEST_ROW:
+        elif (x_step, y_step) == (last * x_last, last * y_last) and last * extent < LONGEST_ROW:
             axes[-1] = (last * extent, x_last, y_last)
         else:
             axes.append((extent, x_step, y_step))
