@@ -24,7 +24,7 @@ from haloconv.device import Device, DeviceFacts, max_smem_bytes_of, set_stand_in
 from haloconv.emulator.device import EmulatedDevice
 from haloconv.families import FAMILIES, OWN
 from haloconv.families.files import canonical_device, device_hash, kernels_of
-from haloconv.jit import TENSOR_MAP_BYTES, KernelSource, get_kernel
+from haloconv.jit import TENSOR_MAP_BYTES, KernelSource, Pixels, get_kernel
 from haloconv.jit.params import params_of, size_of, unpacked
 from tests import oracle
 from tests.emulated import FAMILY_RUNS, SM_COUNT, Run, forced
@@ -87,9 +87,12 @@ class TapeDevice(EmulatedDevice):
     def load(self, source: KernelSource, smem_bytes: int) -> _Kernel:
         return _Kernel(self, source)
 
-    def encode_tiled(self, data_type: int, address: int, *shape: Sequence[int], swizzle: int) -> bytes:
+    def encode_tiled(
+        self, data_type: int, address: int, *shape: Sequence[int], swizzle: int, pixels: Pixels | None = None
+    ) -> bytes:
         extents, strides, box = shape
-        self._maps.append((int(data_type), address, list(extents), list(strides), list(box), int(swizzle)))
+        im2col = () if pixels is None else (pixels,)
+        self._maps.append((int(data_type), address, list(extents), list(strides), list(box), int(swizzle), *im2col))
         return len(self._maps).to_bytes(TENSOR_MAP_BYTES, "little")
 
     def note(self, source: KernelSource, shape: tuple[int, ...], params_address: int) -> None:
