@@ -130,14 +130,16 @@ def changes(kernel: str, then: Fingerprint, now: Fingerprint, names: dict[str, s
     """What a GPU would see of what changed in the runs that launch a kernel; empty if nothing.
 
     Those are the runs that launched it then, too. The code of every .cu file that they launch must be the same; others
-    than the kernel's own may have got new sources.
+    than the kernel's own may have got new sources. New runs of a new kernel, which needs a stamp of its own, say nothing
+    of what they launch beside it.
     """
     before = {new: old for old, new in names.items()}
     if kernel not in before:
         return [f"{kernel} is new"]
     launched = {run: {names.get(launch[0]) for launch in tape} for run, tape in then.tapes.items()}
     for run, tape in now.tapes.items():
-        launched.setdefault(run, set()).update(launch[0] for launch in tape)
+        if run in then.tapes or all(launch[0] in before for launch in tape):
+            launched.setdefault(run, set()).update(launch[0] for launch in tape)
     runs = [run for run in sorted(launched) if kernel in launched[run]]
     files = sorted({kernel, *(launch[0] for run in runs for launch in now.tapes.get(run, []))})
     found = [f"{file} is new" for file in files if file not in before]

@@ -82,6 +82,15 @@ def test_a_file_that_no_run_launches_beside_a_kernel_does_not_matter_to_it() -> 
     assert changes("sums/new", now) == ["sums/new is new"]
 
 
+def test_new_runs_of_a_new_kernel_say_nothing_of_what_it_launches_beside_it() -> None:
+    """A run that was there before does, and so does a new one of known kernels."""
+    tapes = {**THEN.tapes, "run of new": [launch("sums/new"), launch(A)]}
+    now = fingerprint({A: "a", B: "b", SUM: "s", "sums/new": "n"}, tapes)
+    assert changes(A, now) == [] and changes("sums/new", now) == ["sums/new is new"]
+    tapes["run a"] = [launch(A), launch("sums/new")]
+    assert changes(A, now) == ["sums/new is new", "run a is launched differently"]
+
+
 def test_a_kernel_may_have_another_name() -> None:
     def renamed(tape: list[list]) -> list[list]:
         return [[{SUM: "sums/named", A: "two/a"}.get(each[0], each[0]), *each[1:]] for each in tape]
