@@ -100,8 +100,8 @@ __device__ __forceinline__ void multiply_tile(const Smem& smem, const Consumer& 
 }
 
 #ifdef CLUSTER
-// The cluster's blocks sum parts of the channels of one tile. Each hands the sums of one consumer over, in shared memory
-// where stages were, and its other consumer adds what the other block handed over to its own, and writes them.
+// The cluster's blocks sum parts of the channels of one tile. Each hands the sums of one consumer over, in shared
+// memory where stages were, and its other consumer adds what the other block handed over to its own, and writes them.
 __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
     constexpr int MULTIPLIED = 3, SUMS = M_BLOCKS * COLUMNS / 2;  // a barrier; sums of a thread
     static_assert(CLUSTER == 2 && SUMS * 128 * 4 <= STAGES * STAGE_BYTES, "sums of a consumer fit where stages were");
@@ -125,9 +125,10 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
             if (i % 32 == 0) __syncwarp();  // there are no registers for more loads at a time
             (&sums[0][0])[i] += other[i * 128];
         }
-        write(p, self, tile, sums);
     }
     ptx::cluster_sync();  // the other block reads this one's sums
+    if (warpgroup != rank) return;
+    write(p, self, tile, sums);
     settle(self);
 }
 #else

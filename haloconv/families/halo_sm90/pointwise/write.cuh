@@ -182,8 +182,9 @@ __device__ __forceinline__ void send(const Params& p, const Tile& tile, const ch
 }
 
 #ifdef BY_LANES
-// Stores a slab that begins in row `m` and column `n` of its tile: a warp its rows, which are filters, one after another,
-// lanes neighbouring pixels. Planes begin anywhere: two pixels are a word where both are of one plane and it is aligned.
+// Stores a slab that begins in row `m` and column `n` of its tile: a warp its rows, which are filters, one after
+// another, lanes neighbouring pixels. Planes begin anywhere: two pixels are a word where both are of one plane and it
+// is aligned.
 __device__ __forceinline__ void store(const Params& p, const Tile& tile, const char* buffer, int m, int n) {
     constexpr int EACH = SLAB / 32;  // pixels of a lane
     const int warp = threadIdx.x % 128 / 32, first = n + threadIdx.x % 32 * EACH, pixel = tile.box * BOX_PX + first;
