@@ -17,6 +17,8 @@ from tests import cases
 
 _case = partial(cases.case, storage="channels_last")  # filters as PyTorch makes them, which are packed
 _rows = partial(_case, w_storage="channels_last")  # filters that TMA reaches
+_planes = cases.case  # x in nchw, which is copied, and filters that are packed
+_planes_rows = partial(_planes, w_storage="channels_last")  # of the forward the result is nhwc
 
 CASES = (
     _rows("sm90_taps", "odd rows, whose ends and those of images tiles cross, chunks that are not full",
@@ -61,6 +63,37 @@ CASES = (
     _rows("sm90_taps_valid", "no padding, two rows of outputs", (2, 40, 4, 30), (24, 3, 3), bias=False),
     cases.case("sm90_taps_spaced", "pixels of a larger tensor", (2, 36, 9, 7), (24, 3, 3), padding=1,
                storage="channels_last_spaced"),
+    _rows("sm90_taps_cluster", "two images of many channels, whose parts are of more chunks and of fewer",
+          (2, 136, 7, 9), (72, 3, 3), padding=1),
+    _case("sm90_taps_cluster_packed", "the same with packed filters, taps that some tiles do not meet",
+          (1, 136, 9, 10), (72, 3, 3), padding=(5, 2), dilation=(5, 2)),
+    _rows("sm90_taps_cluster_tiles", "a tile of each of two clusters", (2, 72, 8, 16), (40, 3, 3), padding=1),
+    _planes("sm90_taps_planes", "planes of 7x7, whose ends lanes store across, words that are of two planes",
+                 (3, 72, 7, 7), (136, 3, 3), padding=1),
+    _planes_rows("sm90_taps_planes_mixed", "planes, and filters in channels_last, whose result has neighbouring channels",
+                 (3, 72, 7, 7), (136, 3, 3), padding=1),
+    _planes("sm90_taps_planes_even", "planes of 14x14", (2, 40, 14, 14), (72, 3, 3), padding=1),
+    _planes("sm90_taps_planes_stride", "every second pixel of planes", (3, 40, 13, 13), (48, 3, 3), stride=2,
+                 padding=1),
+    _planes("sm90_taps_planes_stride_uneven", "strides and padding of planes that differ", (2, 40, 9, 26), (24, 3, 2),
+            stride=(1, 3), padding=(2, 0, 1, 2), dilation=(2, 1)),
+    _planes("sm90_taps_planes_filters", "an odd number of filters, and of pixels", (3, 24, 5, 7), (21, 3, 3),
+            padding=1),
+    _planes("sm90_taps_planes_rows_apart", "rows of taps that tiles of planes do not meet", (2, 40, 24, 16),
+                 (24, 3, 3), padding=7, dilation=7),
+    _planes("sm90_taps_planes_pixels", "planes of one row of three pixels, with two ends in a word and many in a tile",
+            (47, 40, 1, 3), (24, 1, 3), padding=(0, 1)),
+    _planes("sm90_taps_planes_many", "several tiles of a block of threads", (5, 40, 15, 15), (72, 3, 3), padding=1),
+    _planes("sm90_taps_planes_deep", "few pixels of planes of many channels", (1, 264, 5, 7), (40, 3, 3),
+                 padding=1),
+    _planes("sm90_taps_planes_cluster", "two small images of planes of many channels", (2, 136, 7, 9), (72, 3, 3),
+            padding=1),
+    _planes("sm90_taps_planes_window", "a window of larger images", (2, 40, 7, 9), (24, 3, 3), padding=1,
+            storage="sliced"),
+    _planes("sm90_taps_planes_turned", "columns of pixels that are neighbours", (2, 40, 7, 9), (24, 3, 3), padding=1,
+            storage="transposed"),
+    _planes("sm90_taps_planes_unaligned", "planes that begin anywhere", (2, 40, 8, 8), (24, 3, 3), padding=1,
+            storage="unaligned", w_storage="unaligned"),
 )  # fmt: skip
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -73,13 +106,25 @@ SHAPES: dict[str, Callable[[Tile], bool]] = {
     "taps, 256 columns": lambda tile: tile.n == 256 and tile.splits == 1,
     "taps, few columns": lambda tile: tile.n % 64 != 0 and tile.splits == 1,
     "taps, 128 pixels": lambda tile: tile.pixels == 128 and tile.splits == 1,
-    "taps, split-K": lambda tile: tile.splits > 1,
+    "taps, split-K": lambda tile: tile.parts > 1,
+    "taps, in cluster": lambda tile: tile.in_cluster and not tile.split_n,
+    "taps, in cluster, columns shared": lambda tile: tile.in_cluster and tile.split_n,
+    "taps, in cluster, two blocks": lambda tile: tile.in_cluster and tile.m_blocks == 2,
 }
 KERNELS = {"halo_sm90/implicit_gemm"}
 _STRIDED = tuple(one.name for one in CASES if one.spec.stride != (1, 1))
-_OTHERS = tuple(one.name for one in CASES[1:] if one.name not in (*_STRIDED, "sm90_taps_spaced"))
+_FORWARD = ("sm90_taps_planes_filters",)  # whose gradient has pixels that are no multiples of 16 bytes
+_OTHERS = tuple(one.name for one in CASES[1:] if one.name not in (*_STRIDED, *_FORWARD, "sm90_taps_spaced"))
+_PLANES = ("sm90_taps_planes", "sm90_taps_planes_even", "sm90_taps_planes_rows_apart", "sm90_taps_planes_pixels")
 _CUT = ("sm90_taps", "sm90_taps_packed", "sm90_taps_rows_apart", "sm90_taps_columns_apart", "sm90_taps_images")
 _NOT_FINITE = ("sm90_taps", "sm90_taps_packed", "sm90_taps_sides", "sm90_taps_rows_apart", "sm90_taps_beyond")
+_NOT_FINITE_IN = (
+    ("sm90_taps_planes", "taps"),
+    ("sm90_taps_planes_even", "taps"),
+    ("sm90_taps_planes_window", "taps"),
+    ("sm90_taps_cluster", "taps, in cluster"),
+    ("sm90_taps_planes_cluster", "taps, in cluster, columns shared"),
+)
 # shape, cases, dtypes, results
 _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...]], ...] = (
     ("taps", ("sm90_taps",), _EVERY, (*_DENSE, "relu", "scale_relu")),
@@ -100,6 +145,26 @@ _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...], tuple[str, ...
     ("taps, split-K", ("sm90_taps_deep",), _EVERY, ("fprop", "relu")),
     ("taps, split-K", ("sm90_taps_deep",), _BOTH, ("residual_relu",)),
     ("taps, split-K", ("sm90_taps_deep_packed",), _BOTH, ("dgrad",)),
+    ("taps", _FORWARD, _EVERY, ("fprop",)),
+    ("taps", ("sm90_taps_planes",), (BF16,), _DENSE),
+    ("taps", ("sm90_taps_planes",), _EVERY, ("relu", "scale_relu")),
+    ("taps", ("sm90_taps_planes_stride",), (FP16,), ("scale_relu",)),
+    ("taps, two blocks", _PLANES, _BOTH, _DENSE),
+    ("taps, two blocks", ("sm90_taps_planes_stride", *_FORWARD), _BOTH, ("fprop",)),
+    ("taps, columns shared", _PLANES, _BOTH, _DENSE),
+    ("taps, columns shared", _FORWARD, _BOTH, ("fprop",)),
+    ("taps", ("sm90_taps_planes_mixed",), (FP16,), ("scale_relu",)),
+    ("taps, columns shared", ("sm90_taps_planes_mixed",), _BOTH, _DENSE),
+    ("taps, 256 columns", ("sm90_taps_planes", "sm90_taps_planes_many"), _BOTH, ("fprop",)),
+    ("taps, split-K", ("sm90_taps_planes_deep",), _EVERY, ("fprop", "relu")),
+    ("taps, in cluster", ("sm90_taps_cluster",), _EVERY, (*_DENSE, "relu", "scale_relu")),
+    ("taps, in cluster", ("sm90_taps_cluster_packed", "sm90_taps_cluster_tiles", "sm90_taps_deep"), _BOTH,
+     ("fprop",)),
+    ("taps, in cluster", ("sm90_taps_planes_cluster",), _EVERY, (*_DENSE, "scale_relu")),
+    ("taps, in cluster, columns shared", ("sm90_taps_cluster", "sm90_taps_planes_cluster"), _BOTH, _DENSE),
+    ("taps, in cluster, columns shared", ("sm90_taps_cluster",), (FP16,), ("scale_relu",)),
+    ("taps, in cluster, columns shared", ("sm90_taps_cluster_packed", "sm90_taps_deep"), _BOTH, ("fprop",)),
+    ("taps, in cluster, two blocks", ("sm90_taps_cluster", "sm90_taps_planes_cluster"), _BOTH, _DENSE),
 )  # fmt: skip
 SANITIZED = (  # case, results, shape: what compute-sanitizer is to see
     ("sm90_taps", (*_DENSE, "scale_relu", "residual_relu"), "taps"),
@@ -113,6 +178,19 @@ SANITIZED = (  # case, results, shape: what compute-sanitizer is to see
     ("sm90_taps_column_packed", _DENSE, "taps"),
     ("sm90_taps_many", ("fprop",), "taps, 128 pixels"),
     ("sm90_taps_deep", ("fprop",), "taps, split-K"),
+    ("sm90_taps_planes", (*_DENSE, "scale_relu"), "taps"),
+    ("sm90_taps_planes", _DENSE, "taps, two blocks"),
+    ("sm90_taps_planes", _DENSE, "taps, columns shared"),
+    ("sm90_taps_planes_filters", ("fprop",), "taps"),
+    ("sm90_taps_planes_pixels", _DENSE, "taps"),
+    ("sm90_taps_planes_stride", ("fprop",), "taps"),
+    ("sm90_taps_planes_window", _DENSE, "taps"),
+    ("sm90_taps_planes_deep", ("fprop",), "taps, split-K"),
+    ("sm90_taps_cluster", (*_DENSE, "scale_relu"), "taps, in cluster"),
+    ("sm90_taps_cluster", _DENSE, "taps, in cluster, columns shared"),
+    ("sm90_taps_cluster", _DENSE, "taps, in cluster, two blocks"),
+    ("sm90_taps_planes_cluster", _DENSE, "taps, in cluster"),
+    ("sm90_taps_planes_cluster", _DENSE, "taps, in cluster, columns shared"),
 )
 
 
@@ -124,6 +202,8 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     for name in _NOT_FINITE:
         yield from ((name, dtype, result, "taps", False) for dtype in _BOTH for result in _DENSE)
     yield from (("sm90_taps_stride", dtype, "fprop", "taps", False) for dtype in _BOTH)
+    for name, shape in _NOT_FINITE_IN:
+        yield from ((name, dtype, result, shape, False) for dtype in _BOTH for result in _DENSE)
 
 
 @contextmanager

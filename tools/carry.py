@@ -130,8 +130,8 @@ def changes(kernel: str, then: Fingerprint, now: Fingerprint, names: dict[str, s
     """What a GPU would see of what changed in the runs that launch a kernel; empty if nothing.
 
     Those are the runs that launched it then, too. The code of every .cu file that they launch must be the same; others
-    than the kernel's own may have got new sources. New runs of a new kernel, which needs a stamp of its own, say nothing
-    of what they launch beside it.
+    than the kernel's own may have got new sources. New runs of a new kernel, which needs a stamp of its own, say
+    nothing of what they launch beside it.
     """
     before = {new: old for old, new in names.items()}
     if kernel not in before:

@@ -18,6 +18,8 @@ from haloconv.problem import Problem, Request, output_extent
 MISSING = emulator.available()
 CPU = torch.device("cpu")
 DIRECTIONS = ("fprop", "dgrad")
+MEMORY = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+formats = st.sampled_from(tuple(MEMORY.values()))
 
 
 @st.composite
@@ -25,7 +27,7 @@ def problems(draw: st.DrawFn) -> Problem:
     """Layers that the kernel may take: most of them have ends of rows and images within tiles."""
     dtype = draw(st.sampled_from((torch.float32, torch.float16, torch.bfloat16)))
     direction = draw(st.sampled_from(DIRECTIONS))
-    channels = st.sampled_from((8, 16, 40, 72, 136))
+    channels, layout = st.sampled_from((8, 16, 40, 72, 136)), draw(st.sampled_from(tuple(MEMORY)))
     r, s = draw(st.sampled_from(((3, 3), (1, 3), (3, 1), (2, 2), (5, 3))))
     dil = draw(st.tuples(st.sampled_from((1, 2, 3, 7)), st.sampled_from((1, 2, 5))))
     sides = [st.sampled_from((0, 1, 4, (taps - 1) * d // 2)) for taps, d in ((r, dil[0]), (s, dil[1])) for _ in (0, 1)]
@@ -36,7 +38,7 @@ def problems(draw: st.DrawFn) -> Problem:
     q = output_extent(w, sum(padding[2:]), s, stride[1], dil[1])
     assume(min(p, q) > 0)
     return Problem(
-        direction, n, draw(channels), h, w, draw(channels), r, s, stride, padding, dil, dtype=dtype, layout="nhwc",
+        direction, n, draw(channels), h, w, draw(channels), r, s, stride, padding, dil, dtype=dtype, layout=layout,
         bias=direction == "fprop" and draw(st.booleans()), precision="tf32" if dtype == torch.float32 else "ieee",
     )  # fmt: skip
 
@@ -52,26 +54,28 @@ def _exact(one: Problem, operands: tuple[torch.Tensor, torch.Tensor], b: torch.T
 @pytest.mark.of_kernel("halo_sm90/implicit_gemm")
 @pytest.mark.usefixtures("emulator_cache")
 @pytest.mark.skipif(MISSING is not None, reason=f"no emulator: {MISSING}")
-@settings(deadline=None, max_examples=40)
-@given(st.data(), problems(), st.sampled_from((torch.channels_last, torch.contiguous_format)), st.sampled_from((2, 5)))
+@settings(deadline=None, max_examples=60)
+@given(st.data(), problems(), formats, formats, st.sampled_from((2, 5, 132)), st.booleans())
 def test_random_problems_have_the_reference_s_bits(
-    data: st.DataObject, one: Problem, w_memory: torch.memory_format, sm_count: int
-) -> None:
-    """Small integers, with any tile, on few multiprocessors."""
+    data: st.DataObject, one: Problem, x_memory: torch.memory_format, w_memory: torch.memory_format, sm_count: int,
+    in_cluster: bool,
+) -> None:  # fmt: skip
+    """Small integers in any layouts, with any tile, in clusters or not, on few multiprocessors or all."""
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1 << 16)))
 
     def integers(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randint(-3, 4, shape, generator=generator).to(one.dtype)
 
     first = integers(one.x_shape if one.direction == "fprop" else one.y_shape)
-    first = first.contiguous(memory_format=torch.channels_last)
+    first = first.contiguous(memory_format=x_memory)
     w = integers(one.w_shape).contiguous(memory_format=w_memory)
     b = integers((one.k,)) if one.bias else None
     with emulated_device(sm_count=sm_count):
-        request = Request(one, form_of(first), form_of(w), "nhwc", CPU)
+        request = Request(one, form_of(first), form_of(w), one.layout, CPU)
         assume(implicit_gemm.why_not(request) is None)
-        tile = data.draw(st.sampled_from(implicit_gemm.all_tiles(request)))
+        every = implicit_gemm.all_tiles(request)
+        tile = data.draw(st.sampled_from([each for each in every if each.in_cluster == in_cluster] or every))
         call = watched(implicit_gemm.bind(request, Config(implicit_gemm.KERNEL, "drawn", tile)), CPU)
         got = call(first, w, b) if one.direction == "fprop" else call(first, w)
-    assert got.is_contiguous(memory_format=torch.channels_last)
+    assert got.is_contiguous(memory_format=MEMORY[one.layout])
     assert torch.equal(got, _exact(one, (first, w), b))

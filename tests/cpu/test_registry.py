@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -153,7 +154,10 @@ def test_a_family_offers_kernels_that_take_the_request(direction: Direction) -> 
             families = [name for name in OWN if FAMILIES[name].why_not(request.problem, CPU) is None]
             for found in (FAMILIES[name].configs(request) for name in families):
                 refused = {each.kernel: host_module(each.kernel).why_not(request) for each in found}
-                assert 1 <= len(found) <= MOST_CONFIGS and set(refused.values()) == {None}, (request, refused)
+                assert found and set(refused.values()) == {None}, (request, refused)
+                assert len({(each.kernel, each.key) for each in found}) == len(found), request
+                assert max(Counter(each.kernel for each in found).values()) <= MOST_CONFIGS, request
+                assert {each.kernel for each in found[:MOST_CONFIGS]} == set(refused), "a kernel that is not measured"
                 offered |= set(refused)
             for kernel in (each for each in CHOSEN if each.split("/")[0] in families):
                 if host_module(kernel).why_not(request) is None:

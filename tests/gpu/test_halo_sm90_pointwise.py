@@ -57,6 +57,12 @@ OF_TAPS = tuple(
 ) + (
     case("taps_packed", "filters that TMA does not reach", (8, 136, 30, 45), (200, 3, 3), padding=1,
          storage="channels_last"),
+    case("taps_planes_56", "planes of 56x56, copied", (16, 64, 56, 56), (64, 3, 3), padding=1),
+    case("taps_planes_28", "planes of 28x28, copied", (16, 128, 28, 28), (128, 3, 3), padding=1),
+    case("taps_planes_14", "planes of 14x14, two blocks for a tile", (16, 256, 14, 14), (256, 3, 3), padding=1),
+    case("taps_planes_7", "planes of 7x7, two blocks for a tile", (16, 512, 7, 7), (512, 3, 3), padding=1),
+    case("taps_planes_stride", "every second pixel of planes", (8, 256, 28, 28), (256, 3, 3), padding=1, stride=2),
+    case("taps_planes_uneven", "planes, chunks and blocks that are not full", (3, 200, 15, 13), (328, 3, 3), padding=1),
 )  # fmt: skip
 KERNELS = (pointwise, pointwise_planes, implicit_gemm)
 

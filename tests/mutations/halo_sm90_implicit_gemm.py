@@ -1,6 +1,8 @@
-"""Faults in what halo_sm90/implicit_gemm.cu has beside pointwise.cu: which taps meet a tile, and what is asked for."""
+"""Faults in what halo_sm90/implicit_gemm.cu has beside pointwise.cu: taps of a tile, planes, clusters."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 
@@ -17,6 +19,10 @@ def _fault(
         f"sm90 taps: {name}", "halo_sm90/implicit_gemm", fault, edits, on, result, dtype, "halo_sm90", shape
     )
 
+
+# Of planes of 7x7 in 16 bits; of clusters in TF32.
+_planes = partial(_fault, on="sm90_taps_planes", dtype=_FP16)
+_cluster = partial(_fault, on="sm90_taps_cluster", shape="taps, in cluster")
 
 MUTATIONS = (
     # pointwise/tile.cuh
@@ -81,4 +87,56 @@ MUTATIONS = (
            ("            wait(&smem.empty[at.index], at.parity ^ 1);\n", "")),
     _fault("too few bytes", "a stage counts as there before its filters are",
            ("mbarrier_arrive_expect_tx(full, X_BYTES + W_BYTES)", "mbarrier_arrive_expect_tx(full, X_BYTES)")),
+    # pointwise/write.cuh: results in nchw, which lanes store
+    _planes("pairs of two planes", "two pixels are a word though they are of two planes",
+            ("place[1] == place[0] + 1 && pixel + 1 < p.all_px", "pixel + 1 < p.all_px")),
+    _planes("pairs anywhere", "two pixels are a word that is not aligned",
+            ("both && reinterpret_cast<unsigned long long>(to + place[0]) % 4 == 0", "both")),
+    _planes("the second pixel of no pair", "of two pixels that are no word the second is not stored",
+            ("                if (pixel + 1 < p.all_px) to[place[1]] = pair.of[1];\n", "")),
+    _planes("a pixel behind the last one", "the word of the last pixel, whose number is odd, is stored whole",
+            ("if (pixel + 1 < p.all_px) to[place[1]]", "to[place[1]]"), on="sm90_taps_planes_filters"),
+    _planes("pixels behind the last one", "places of a tile that are no pixels are stored",
+            ("if (pixel >= p.all_px) return;", "")),
+    _planes("filters behind the last one", "rows of a slab that are no filters are stored",
+            ("row < min(16, p.filters - filter)", "row < 16")),
+    _planes("one image", "pixels of all images are stored over those of the first",
+            ("image * p.y_image + (pixel", "(pixel")),
+    _planes("images without planes", "pixels of a later image are stored as many planes too far",
+            ("(pixel + i - image * p.image_px.value)", "(pixel + i)")),
+    _planes("filters of one warp", "all warps store the filters of the first one",
+            ("filter = tile.filter + m + warp * 16, byte", "filter = tile.filter + m, byte")),
+    _planes("rows of one warp", "all warps store the rows of the first one's filters",
+            ("unit_offset<ROW_BYTES>(warp * 16 + row, byte / 16)", "unit_offset<ROW_BYTES>(row, byte / 16)")),
+    _planes("ranges over one another", "partial sums of all ranges are stored at one place",
+            ("p.y + tile.split * p.y_part + filter", "p.y + filter"), on="sm90_taps_planes_deep",
+            shape="taps, split-K", dtype=torch.float32),
+    _planes("a buffer is stored too early", "lanes store what other warps have not put into the buffer yet",
+            ("            ptx::bar_sync(self.barrier, 128);\n            store(", "            store(")),
+    # pointwise/consume.cuh, tile.cuh and taps_produce.cuh: clusters
+    _cluster("the other consumer's sums", "a block hands over the sums that it writes itself",
+             ("if (warpgroup != rank) {", "if (warpgroup == rank) {")),
+    _cluster("sums that are not added", "a part of the channels is left out",
+             ("            (&sums[0][0])[i] += other[i * 128];\n", "")),
+    _cluster("own sums twice", "a block adds what it handed over itself",
+             ("peer_shared(handed, 1 - rank)", "peer_shared(handed, rank)")),
+    _cluster("no meeting", "sums are read before the other block has handed them over",
+             ("    }\n    ptx::cluster_sync();\n    if", "    }\n    if")),
+    _cluster("a block leaves", "a block may end while the other one reads its sums",
+             ("    ptx::cluster_sync();  // the other block reads this one's sums\n", "")),
+    _cluster("stages that are read", "sums are put where the other consumer still multiplies a stage",
+             ("    ptx::bar_sync(MULTIPLIED, 128 * CONSUMERS);  // no consumer multiplies the stages any more\n", "")),
+    _cluster("both write", "both consumers of a block write, one without the other block's sums",
+             ("    if (warpgroup != rank) return;\n", "")),
+    _cluster("one part", "both blocks sum the first part of the channels",
+             ("first = int(ptx::cluster_rank()) * p.range_chunks, chunks = min(p.range_chunks, p.chunks - first);",
+              "first = 0, chunks = min(p.range_chunks, p.chunks - first);")),
+    _cluster("a part from the first chunk on", "chunks of a part are counted from its own first, asked for from 0",
+             ("chunk(tile.first)", "chunk(0)")),
+    _cluster("tiles of blocks", "the blocks of a cluster produce different tiles",
+             ("begin = blockIdx.x / CLUSTER, step", "begin = blockIdx.x, step"), on="sm90_taps_cluster_tiles"),
+    _cluster("a tile of another cluster", "the blocks of a cluster write different tiles",
+             ("tile(p, blockIdx.x / CLUSTER);", "tile(p, blockIdx.x % CLUSTER);"), on="sm90_taps_cluster_tiles"),
+    _cluster("sums of one lane", "all lanes hand their sums over at one place",
+             ("reinterpret_cast<float*>(smem.stages) + threadIdx.x % 128", "reinterpret_cast<float*>(smem.stages)")),
 )  # fmt: skip

@@ -125,9 +125,10 @@ __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int w
             if (i % 32 == 0) __syncwarp();  // there are no registers for more loads at a time
             (&sums[0][0])[i] += other[i * 128];
         }
-        write(p, self, tile, sums);
     }
     ptx::cluster_sync();  // the other block reads this one's sums
+    if (warpgroup != rank) return;
+    write(p, self, tile, sums);
     settle(self);
 }
 #else
