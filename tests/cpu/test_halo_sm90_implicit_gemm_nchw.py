@@ -1,4 +1,4 @@
-"""halo_sm90/implicit_gemm in nchw and in clusters: what is copied, how results are stored, which tiles two blocks share."""
+"""halo_sm90/implicit_gemm in nchw and in clusters: what is copied, how lanes store, which tiles two blocks share."""
 
 from __future__ import annotations
 
