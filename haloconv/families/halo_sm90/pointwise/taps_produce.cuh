@@ -59,8 +59,8 @@ __device__ __forceinline__ void produce_taps(const Params& p, const Smem& smem) 
             ptx::u64* const full = &smem.full[at.index];
             ptx::mbarrier_arrive_expect_tx(full, X_BYTES + W_BYTES);
             ptx::cp_async_bulk_tensor_4d_im2col_shared_global(smem.x(at.index), &p.x_map, full, step.chunk * CHUNK,
-                                                              tile.column, tile.row, tile.image,
-                                                              step.s * p.dil_w.value, step.r * p.dil_h.value);
+                                                              tile.column, tile.row, tile.image, step.s * p.dil_w.value,
+                                                              step.r * p.dil_h.value);
             ask_for_w(p, tile, step, smem.w(at.index, i), full);
         }
     }
