@@ -100,7 +100,7 @@ __device__ __forceinline__ void multiply_tile(const Smem& smem, const Consumer& 
 }
 
 #ifdef CLUSTER
-// The cluster's blocks sum parts of the channels of one tile. Each hands the sums of one consumer over, in shared
+// The cluster's blocks sum ranges of the channels of one tile. Each hands the sums of one consumer over, in shared
 // memory where stages were, and its other consumer adds what the other block handed over to its own, and writes them.
 __device__ __forceinline__ void consume(const Params& p, const Smem& smem, int warpgroup) {
     constexpr int MULTIPLIED = 3, SUMS = M_BLOCKS * COLUMNS / 2;  // a barrier; sums of a thread

@@ -18,7 +18,7 @@
 //   Y_INNER            1: neighbours of the result are filters, which TMA stores; 0: pixels
 //   BY_LANES           lanes store the result, because tiles go across ends of planes; defined only where Y_INNER is 0
 //   KEEPS_W            0: filters come with the pixels
-//   CLUSTER            2: the blocks of a cluster sum parts of the channels of a tile; defined only where there are any
+//   CLUSTER            2: the blocks of a cluster sum ranges of the channels of a tile; defined only where clusters are
 //   W_LOADS M_BLOCKS COLUMNS SPLIT_N STAGES Y_BUFFERS AFFINE ACTIVATION  those of pointwise.cu, and
 //   AFFINE_AND_RESIDUAL for AFFINE
 static_assert(TAPS && X_INNER && !KEEPS_W, "TMA moves whole pixels, and stages have filters");

@@ -174,7 +174,7 @@ def bind(request: Request, config: Config) -> BoundCall:
 
 
 def _gathered_shape(problem: Problem) -> tuple[int, int, int, int]:
-    """That of x, or of dy."""
+    """Images, channels, rows and columns of x, or of dy."""
     return problem.x_shape if problem.direction == "fprop" else problem.y_shape
 
 
