@@ -90,7 +90,7 @@ CASES = (
             padding=1),
     _planes("sm90_taps_planes_window", "a window of larger images", (2, 40, 7, 9), (24, 3, 3), padding=1,
             storage="sliced"),
-    _planes("sm90_taps_planes_turned", "columns of pixels that are neighbours", (2, 40, 7, 9), (24, 3, 3), padding=1,
+    _planes("sm90_taps_planes_transposed", "columns that are neighbours", (2, 40, 7, 9), (24, 3, 3), padding=1,
             storage="transposed"),
     _planes("sm90_taps_planes_unaligned", "planes that begin anywhere", (2, 40, 8, 8), (24, 3, 3), padding=1,
             storage="unaligned", w_storage="unaligned"),
