@@ -1,4 +1,4 @@
-"""halo_sm90/implicit_gemm in nchw and in clusters: what is copied, how results are stored, which tiles two blocks share."""
+"""halo_sm90/implicit_gemm in nchw and in clusters: what is copied, how lanes store, which tiles two blocks share."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_x_without_neighbouring_channels_is_copied_and_planes_are_stored_by_lane
 @pytest.mark.parametrize(
     "strides",
     [(64 * 14 * 16, 14 * 16, 16, 1), (64 * 196, 196, 1, 14), (0, 196, 14, 1), (64 * 400, 400, 28, 2)],
-    ids=["rows apart", "turned", "expanded", "every other pixel"],
+    ids=["rows apart", "transposed", "expanded", "every other pixel"],
 )
 @pytest.mark.parametrize("aligned", [True, False])
 def test_a_copy_has_any_strides_and_begins_anywhere(strides: tuple[int, ...], aligned: bool) -> None:

@@ -18,8 +18,8 @@ def _fault(
     )
 
 
-_WAITS_FOR_KEPT = "            if (KEEPS_W && index == blockIdx.x) wait(&smem.kept_full[chunk], 0);\n"
-_NEXT_STAGE = "            multiply_stage(smem, self, at, chunk, sums, even);\n"
+_WAITS_FOR_KEPT = "        if (KEEPS_W && is_first) wait(&smem.kept_full[chunk], 0);\n"
+_NEXT_STAGE = "        multiply_stage(smem, self, at, chunk, sums, even);\n"
 
 MUTATIONS = (
     # pointwise/tile.cuh
@@ -33,8 +33,9 @@ MUTATIONS = (
            ("filter = (index - rest * p.blocks.value) * TILE_FILTERS;", "filter = 0;"),
            shape="pointwise kept", dtype=_FP16),
     _fault("channels of the next range", "the last range of channels goes on behind the last one",
-           ("chunks = min(p.range_chunks, p.chunks - first);", "chunks = p.range_chunks;"), on="sm90_pointwise_deep",
-           result="dgrad", shape="pointwise split-K"),
+           ("first = split * p.range_chunks, chunks = min(p.range_chunks, p.chunks - first);",
+            "first = split * p.range_chunks, chunks = p.range_chunks;"), on="sm90_pointwise_deep", result="dgrad",
+           shape="pointwise split-K"),
     _fault("a barrier for one consumer", "a stage goes back when one of the consumers has read it",
            ("ptx::mbarrier_init(&smem.empty[i], 4 * CONSUMERS);", "ptx::mbarrier_init(&smem.empty[i], 4);"),
            on="sm90_pointwise_deep"),
@@ -104,7 +105,7 @@ MUTATIONS = (
     _fault("no fence before boxes", "TMA takes a slab before it is there",
            ("            ptx::fence_proxy_async_shared();\n            if (self", "            if (self")),
     _fault("slabs of one warp", "a slab goes when the first warp has filled its part",
-           ("            ptx::bar_sync(self.barrier, 128);\n", "")),
+           ("ptx::bar_sync(self.barrier, 128);\n            if (self.sends) {", "if (self.sends) {")),
     _fault("buffers are not waited for", "a slab is filled while TMA takes it",
            ("            if (self.sends) ptx::cp_async_bulk_wait_group_read<Y_BUFFERS - 1 - AHEAD>();\n", ""),
            shape="pointwise 256 columns"),
