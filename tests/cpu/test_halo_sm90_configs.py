@@ -12,6 +12,7 @@ from haloconv.families.base import MOST_CONFIGS, Config
 from haloconv.families.halo_sm90.conv import conv
 from haloconv.families.halo_sm90.conv.form import form_of
 from haloconv.families.halo_sm90.conv.launches import conv_source
+from haloconv.families.halo_sm90.pointwise import implicit_gemm
 from haloconv.jit.params import params_of
 from haloconv.problem import Problem, Request, dense_request
 from tools.fingerprint import recording
@@ -24,6 +25,11 @@ LAYER = Problem("fprop", 2, 32, 16, 20, 40, 3, 3, padding=(1, 1, 1, 1), dtype=to
 def configs_of(request: Request) -> list[Config]:
     with recording():
         return FAMILY.configs(request)
+
+
+def of_conv(request: Request) -> list[Config]:
+    """Those of conv among them."""
+    return [config for config in configs_of(request) if config.kernel == conv.KERNEL]
 
 
 def tape_of(request: Request, config: Config) -> list:
@@ -53,8 +59,9 @@ def test_the_config_that_is_given_is_bound(layer: Problem, monkeypatch: pytest.M
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_configs_are_few_and_differ(direction: str, layout: str) -> None:
     request = dense_request(replace(LAYER.toward(direction), layout=layout), CPU)
-    keys = [config.key for config in configs_of(request)]
+    keys = [config.key for config in of_conv(request)]
     assert len(set(keys)) == len(keys) == MOST_CONFIGS
+    assert {config.kernel for config in configs_of(request)[:MOST_CONFIGS]} == {conv.KERNEL, implicit_gemm.KERNEL}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -67,7 +74,7 @@ def test_of_a_strided_gradient_one_config_reads_a_copy_of_dy(dtype: torch.dtype)
     launches = {config.derived.shape.copied: len(tape_of(dense_request(layer, CPU), config)) for config in configs[:2]}
     assert launches[True] == launches[False] + 1
     for other in (replace(layer, layout="nhwc"), replace(layer, k=127), replace(layer, stride=(1, 1))):
-        assert not any(config.derived.shape.copied for config in configs_of(dense_request(other, CPU)))
+        assert not any(config.derived.shape.copied for config in of_conv(dense_request(other, CPU)))
 
 
 def test_a_gradient_that_no_tap_reaches_is_zeros_that_torch_writes() -> None:
@@ -92,6 +99,6 @@ def test_a_filter_whose_lines_fit_no_memory_is_refused(precision: str, stride: i
 
 
 def test_a_struct_is_parsed_once_for_all_specialisations() -> None:
-    sources = [conv_source(LAYER, config.derived) for config in configs_of(dense_request(LAYER, CPU))]
+    sources = [conv_source(LAYER, config.derived) for config in of_conv(dense_request(LAYER, CPU))]
     assert len({source.digest for source in sources}) == len(sources) > 1
     assert len({id(params_of(source)) for source in sources}) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -225,3 +227,38 @@ def test_fp64_has_tensor_cores_where_they_were_measured(
     with emulated_device():
         tried = [each.family for each in candidates(dense_request(problem, torch.device("cpu")))]
     assert {"aten", "direct", "halo_sm80_f64"} == set(tried)
+
+
+@pytest.mark.parametrize(
+    ("direction", "extents", "options", "family"),
+    [
+        ("fprop", (32, 256, 14, 14, 256, 3, 3), {}, "halo_sm90"),
+        ("dgrad", (32, 256, 14, 14, 256, 3, 3), {}, "halo_sm90"),
+        ("fprop", (4, 2048, 64, 64, 256, 3, 3), {"padding": (36,) * 4, "dilation": (36, 36)}, "halo_sm90"),
+        ("fprop", (32, 512, 7, 7, 512, 3, 3), {}, "aten"),  # small maps
+        ("fprop", (32, 256, 28, 28, 256, 3, 3), {"stride": (2, 2)}, "aten"),
+        ("dgrad", (128, 40, 23, 31, 56, 1, 7), {"padding": (0, 0, 3, 3)}, "aten"),  # few channels
+        ("dgrad", (1, 256, 56, 56, 128, 3, 3), {}, "aten"),  # few outputs
+        ("fprop", (32, 256, 14, 14, 256, 3, 3), {"layout": "nchw"}, "aten"),
+        ("wgrad", (2, 512, 33, 33, 512, 5, 5), {"padding": (2,) * 4, "groups": 32}, "aten"),  # grouped_sm90 refuses it
+    ],
+)
+def test_layers_of_several_taps_in_nhwc(
+    direction: Direction, extents: tuple, options: dict, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By draws and probes of 2026-11-28."""
+    chosen = {"padding": (1, 1, 1, 1), "dtype": torch.bfloat16, "layout": "nhwc", **options}
+    on_gpu(monkeypatch, H200)
+    with stood_in(H200):
+        assert by_rule(Problem(direction, *extents, **chosen), torch.device("cpu"))[0] == family
+
+
+@pytest.mark.parametrize(("channels", "family"), [(64, "aten"), (256, "halo_sm90")])
+def test_strided_1x1_gradients_in_nhwc_need_channels(
+    channels: int, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draw of 64 was at 0.68 of PyTorch's speed; 256 were the fewest that were ahead."""
+    one = Problem("dgrad", 16, channels, 128, 128, 128, 1, 1, (2, 2), dtype=torch.float32, layout="nhwc")
+    on_gpu(monkeypatch, H200)
+    with stood_in(H200):
+        assert by_rule(replace(one, precision="tf32"), torch.device("cpu"))[0] == family
