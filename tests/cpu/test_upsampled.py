@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -229,7 +230,10 @@ def test_results_lie_in_channels_last_without_a_further_copy() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_option_asks_for_a_form_and_inductor_compiles_it(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_option_asks_for_a_form_and_inductor_compiles_it(
+    form: Form, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # what another process made may be for another CPU
     asked = []
     replace = backends.replace_convolutions
 
