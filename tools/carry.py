@@ -7,7 +7,9 @@ names and places: they are matched by what they are. Where a kernel has other co
 launches of it is compiled, too, and must be the same code. A kernel that got new sources needs a stamp of its own; the
 records of what it had carry over. ``--write`` changes benchmarks/verified and the shipped records; without it the proof
 is printed alone.
-Exit code 1 if a kernel that was verified at the revision cannot be carried.
+``--records-of KERNEL`` carries a kernel's records alone, also of one that has no stamp yet: no run is made, and every
+CI source of it must compile to code that is there now.
+Exit code 1 if a kernel that was verified at the revision, or the records that were named, cannot be carried.
 """
 
 from __future__ import annotations
@@ -196,6 +198,34 @@ def carry_records(then: Fingerprint, now: Fingerprint, names: dict[str, str], sa
     return count
 
 
+def device_hash_at(root: Path, kernel: str) -> str:
+    """What a checkout's records of a kernel name as its source."""
+    code = f"from haloconv.families.files import device_hash; print(device_hash({kernel!r}))"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env=stamps.environment_of(root),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return told.stdout.strip()
+
+
+def carry_records_of(kernel: str, revision: str, write: bool) -> int:
+    """The exit code, once the records of one kernel are carried, if its code is the same."""
+    with checkout(revision) as place:
+        before, after = (Counter(taken(root, "--cubins", kernel)["cubins"]) for root in (place, ROOT))
+        hashes = [device_hash_at(root, kernel) for root in (place, ROOT)]
+    print(f"{kernel}: {(before & after).total()} of {before.total()} CI sources compile to code that is there now")
+    if not before <= after:
+        return 1
+    if write:
+        then, now = (Fingerprint(ROOT, {}, {}, {}, {kernel: each}) for each in hashes)
+        print(f"{carry_records(then, now, {kernel: kernel}, {kernel})} shipped records carried over")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision", help="a revision whose kernels were verified")
@@ -203,7 +233,10 @@ def main() -> int:
     parser.add_argument(
         "--stamps", type=Path, metavar="FOLDER", help="stamps that were carried to the revision after it was committed"
     )
+    parser.add_argument("--records-of", metavar="KERNEL", help="carry the shipped records of this kernel, and no stamp")
     options = parser.parse_args()
+    if options.records_of:
+        return carry_records_of(options.records_of, options.revision, options.write)
     command = ["git", "rev-parse", "--short=12", options.revision]
     revision = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
     now = fingerprint_of(ROOT)

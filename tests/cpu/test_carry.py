@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,6 +90,22 @@ def test_new_runs_of_a_new_kernel_say_nothing_of_what_it_launches_beside_it() ->
     assert changes(A, now) == [] and changes("sums/new", now) == ["sums/new is new"]
     tapes["run a"] = [launch(A), launch("sums/new")]
     assert changes(A, now) == ["sums/new is new", "run a is launched differently"]
+
+
+@pytest.mark.parametrize(("cubins", "code"), [(["c", "d", "d"], 0), (["c", "d"], 1)])
+def test_records_of_one_kernel_are_carried_where_all_its_code_is_there(
+    cubins: list[str], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a run, and without a stamp: a source that is there twice then is so now."""
+    monkeypatch.setattr(carry, "checkout", lambda revision: nullcontext(tmp_path))
+    monkeypatch.setattr(carry, "device_hash_at", lambda root, kernel: "then" if root == tmp_path else "now")
+    found = {tmp_path: ["d", "d"], carry.ROOT: cubins}
+    monkeypatch.setattr(carry, "taken", lambda root, *options: {"cubins": found[root]} if options[1] == A else {})
+    told: list[tuple] = []
+    monkeypatch.setattr(carry, "carry_records", lambda then, now, *rest: told.append((then.device, now.device, *rest)))
+    assert carry.carry_records_of(A, "abc", write=False) == code and not told
+    assert carry.carry_records_of(A, "abc", write=True) == code
+    assert told == ([] if code else [({A: "then"}, {A: "now"}, {A: A}, {A})])
 
 
 def test_a_kernel_may_have_another_name() -> None:

@@ -73,7 +73,7 @@ class HaloSm90Family:
         return _BY_DIRECTION[problem.direction].why_not(dense_request(problem, device))
 
     def configs(self, request: Request) -> list[Config]:
-        """The best ones of the kernels that take the request: most are three, of two kernels."""
+        """The best ones of the kernels that take the request, some of each among the first ``MOST_CONFIGS``."""
         direction = request.problem.direction
         if request.modes != ZEROS:
             return wgrad_edges.configs(request) if direction == "wgrad" else conv_edges.configs(request)
