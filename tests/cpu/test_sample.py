@@ -181,9 +181,10 @@ def test_rules_are_judged_on_draws_that_they_were_not_drawn_from() -> None:
 
 
 def test_committed_draws_are_judged() -> None:
+    """But the few that another kernel would run today: a draw says nothing of what was not there when it was made."""
     found, others = judge_rules.draws(measured_tool.gpus()[0])
     assert (
         len(found) > 90
-        and others <= 0.06 * len(found)
+        and others <= 0.05 * len(found)
         and {"aten", "depthwise has_few_taps"} <= {draw.rule for draw in found}
     )
