@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from haloconv import support
+from haloconv.choose.trust import stamped
 from haloconv.choose.whole import bare, is_ahead, saved_ms
 from haloconv.device import device_facts
 from haloconv.families import FAMILIES
@@ -65,6 +66,7 @@ def is_a_product_for_each_tap(problem: Problem, device: torch.device) -> bool:
     ``fprop`` and ``dgrad``. Half of them, as ``tools/judge_rules.py`` halves draws, gave the numbers; of the other half
     the rule names 16, all at 1.02 of PyTorch's speed or better. Behind in the first half, and left out: maps of 7x7
     (0.90 to 0.94), strides (0.94 in TF32), fewer channels than 64 (0.91), and outputs so few that channels are split.
+    Only where the kernel has a stamp: of a shipped record the result is looked at first, of a rule it is not.
     """
     if problem.direction == "wgrad" or problem.layout != "nhwc" or problem.stride != (1, 1) or problem.groups > 1:
         return False
@@ -76,7 +78,8 @@ def is_a_product_for_each_tap(problem: Problem, device: torch.device) -> bool:
     family = FAMILIES["halo_sm90"]
     if support.why_no_tensor_cores(problem) is not None or family.why_not(problem, device) is not None:
         return False
-    return family.configs(dense_request(problem, device))[0].kernel == "halo_sm90/implicit_gemm"
+    kernel = family.configs(dense_request(problem, device))[0].kernel
+    return kernel == "halo_sm90/implicit_gemm" and kernel in stamped()
 
 
 _AS_A_WHOLE = "halo_sm90 saves more passes over the result than its convolution is behind PyTorch's"
