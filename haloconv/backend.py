@@ -45,7 +45,7 @@ from haloconv.fusion.convolutions import (
 )
 from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
 from haloconv.fusion.group_norms import norms_by_channel
-from haloconv.fusion.upsampled import OPTION, Form, convolve_before_upsampling, form_of_option, is_before_upsampling
+from haloconv.fusion.upsampled import OPTION, asked_by_option, convolve_before_upsampling, is_before_upsampling
 from haloconv.problem import Problem, Request
 
 OLDEST = (2, 6)
@@ -93,8 +93,8 @@ class _Backend:
         """
         check_version(torch.__version__)
         options = dict(options or {})
-        form = form_of_option(options.pop(OPTION, None))
-        replace_convolutions(graph, options.get("layout_optimization", True), form)
+        before = asked_by_option(options.pop(OPTION, None))
+        replace_convolutions(graph, options.get("layout_optimization", True), before)
         inductor = torch._TorchCompileInductorWrapper(mode, options or None, None)
         compiled: Callable[..., Any] = inductor(graph, example_inputs)
         return compiled
@@ -127,22 +127,22 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Convo
     ``model`` is called with the other arguments, and traced as torch.compile does it; nothing is compiled. Gradients
     count where PyTorch records them: call it under torch.no_grad() to see what inference does.
     """
-    return tuple(explain_forms(model, args, kwargs, ()))
+    return tuple(explain_options(model, args, kwargs, (None,)))
 
 
-def explain_forms(
-    model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], forms: Sequence[Form]
+def explain_options(
+    model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], asked: Sequence[bool | None]
 ) -> list[Convolution]:
-    """What `explain` tells, and what it would with the option that asks for these forms, where they are another thing.
+    """What `explain` tells, with each of these values of the option for images that are enlarged.
 
     The model is traced once.
     """
     found: list[Convolution] = []
 
     def collect(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        for form in forms if is_before_upsampling(graph) else ():
-            found.extend(replace_convolutions(torch.fx.GraphModule(graph, copy.deepcopy(graph.graph)), form=form))
-        found.extend(replace_convolutions(graph))
+        for before in asked[1:] if is_before_upsampling(graph) else ():
+            found.extend(replace_convolutions(torch.fx.GraphModule(graph, copy.deepcopy(graph.graph)), before=before))
+        found.extend(replace_convolutions(graph, before=asked[0]))
         return graph.forward
 
     torch.compile(model, backend=collect)(*args, **kwargs)
@@ -150,15 +150,15 @@ def explain_forms(
 
 
 def replace_convolutions(
-    graph: torch.fx.GraphModule, chooses_layout: bool = True, form: Form | None = None
+    graph: torch.fx.GraphModule, chooses_layout: bool = True, before: bool | None = None
 ) -> list[Convolution]:
     """Replace the calls that our kernels are to run, in place. Every convolution of the graph; logs tell it, too.
 
     Graphs inside, such as those of torch.utils.checkpoint, are treated alike. A graph without such a call is untouched.
     With ``chooses_layout`` a graph that gains by it runs in channels_last, and there images are convolved before they
-    are enlarged, if a ``form`` for it is asked for.
+    are enlarged, if ``before``, what the option says, allows it.
     """
-    found = (chooses_layout and _settle_in_channels_last(graph, form)) or _settle_all(graph)
+    found = (chooses_layout and _settle_in_channels_last(graph, before)) or _settle_all(graph)
     for each in found:
         state = "haloconv's operator" if each.replaced else "left to PyTorch"
         state += f" with {' and '.join(each.fused)}" if each.fused else ""
@@ -178,7 +178,7 @@ def _settle_all(graph: torch.fx.GraphModule) -> list[Convolution]:
     return found
 
 
-def _settle_in_channels_last(graph: torch.fx.GraphModule, form: Form | None) -> list[Convolution]:
+def _settle_in_channels_last(graph: torch.fx.GraphModule, before: bool | None) -> list[Convolution]:
     """Every convolution, settled in a graph whose images are in channels_last, if that is faster for all of them.
 
     Logs tell it. Empty if the graph stays as it was.
@@ -188,7 +188,7 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule, form: Form | None) -> 
         return []
     try:
         copied, was = copy_of(graph), propagated(graph)
-        upsampled = 0 if form is None else convolve_before_upsampling(copied, form, was.all_written)
+        upsampled = convolve_before_upsampling(copied, before, was.all_written)
         if upsampled:
             note_values(copied, propagated(copied))
         read = {node: _read_in_channels_last(*asked) for node, asked in _of_images(copied).items()}

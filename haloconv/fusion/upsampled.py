@@ -2,45 +2,37 @@
 
 Of the nine pixels that such a filter meets four differ at most: rows of the filter that meet the same one are added,
 and so are columns. There are four ways to lie on the pixels, hence four times the filters at a quarter of the places:
-16 products instead of 36, and the enlarged image is never in memory. It is the sub-pixel convolution of Shi et al.
-(2016, arXiv 1609.05158) with filters that are made of those of the layer. Two forms of it have the same products:
-
-- ``transposed``: a transposed convolution with 4x4 taps and a stride of 2, which writes the result where it belongs.
-  Its bias is added behind it, for what reads the result to do it in passing; 1x1 convolutions take it into their own.
-- ``shuffled``: a 2x2 convolution with four times the filters, whose results are put beside each other by a copy.
+16 products instead of 36, and the enlarged image is never in memory. The four results are put beside each other by a
+copy, as in the sub-pixel convolution of Shi et al. (2016, arXiv 1609.05158). A transposed 4x4 convolution of stride 2
+has the same products and needs no copy: it was 1 % slower in a VAE decoder (docs/notebook.md#compiled-graphs).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from haloconv.fusion.convolutions import CONVOLUTIONS, arguments_of, is_convolution, is_transposed, value_of
+from haloconv.fusion.convolutions import arguments_of, is_convolution, is_transposed, value_of
 
 Node = torch.fx.Node
 Tensor = torch.Tensor
 
-Form = Literal["transposed", "shuffled"]
-FORMS: tuple[Form, ...] = ("transposed", "shuffled")
 OPTION = "convolve_before_upsampling"
-"""The option of torch.compile that asks for a form. Without it images are enlarged first."""
+"""The option of torch.compile: True for every such pair, False for none; without it those of ``_is_by_default``."""
 LEAST_CHANNELS = 64
 """Fewer, of image or filters, are left: bytes decide there, and those of the rearranged result are as many as saved."""
 _INTERPOLATE = torch.nn.functional.interpolate
 _NAMES = ("input", "size", "scale_factor", "mode")
 
 
-def form_of_option(value: object) -> Form | None:
-    """The form that a value of the option asks for. Raises ValueError for a value that names none."""
-    if value in (None, False):
-        return None
-    for form in FORMS:
-        if value == form:
-            return form
-    raise ValueError(f"options={{{OPTION!r}: ...}} is one of {', '.join(FORMS)} or False, not {value!r}")
+def asked_by_option(value: object) -> bool | None:
+    """What a value of the option asks for; None: where it is by default. Raises ValueError for what is no bool."""
+    if value is None or isinstance(value, bool):
+        return value
+    raise ValueError(f"options={{{OPTION!r}: ...}} is True or False, not {value!r}")
 
 
 def is_before_upsampling(graph: torch.fx.GraphModule) -> bool:
@@ -48,21 +40,23 @@ def is_before_upsampling(graph: torch.fx.GraphModule) -> bool:
     return any(_enlarging(node) is not None for node in graph.graph.nodes if is_convolution(node))
 
 
-def convolve_before_upsampling(graph: torch.fx.GraphModule, form: Form, written: Collection[str] = ()) -> int:
+def convolve_before_upsampling(
+    graph: torch.fx.GraphModule, asked: bool | None = None, written: Collection[str] = ()
+) -> int:
     """Replace such pairs in place, where nobody else reads the enlarged image; how many.
 
-    ``written`` are the names of nodes whose results something writes in place. Nothing is known of the nodes that come
-    in yet.
+    ``asked`` is what the option says. ``written`` are the names of nodes whose results something writes in place.
+    Nothing is known of the nodes that come in yet.
     """
     found = 0
-    for node in [*graph.graph.nodes]:
+    for node in [*graph.graph.nodes] if asked is not False else ():
         enlarging = _enlarging(node) if is_convolution(node) else None
         if enlarging is None or getattr(_image(enlarging), "name", "") in written:
             continue
+        if not (asked or _is_by_default(node)):
+            continue
         with graph.graph.inserting_before(node):
-            y, result = (_transposed if form == "transposed" else _shuffled)(graph.graph, node, _image(enlarging))
-        if y is not result and form == "transposed" and node.name not in written:
-            _move_bias(graph.graph, node, y)
+            y, result = _shuffled(graph.graph, node, _image(enlarging))
         y.meta.update({name: value for name, value in node.meta.items() if name != "example_value"})
         node.replace_all_uses_with(result)
         graph.graph.erase_node(node)
@@ -73,6 +67,12 @@ def convolve_before_upsampling(graph: torch.fx.GraphModule, form: Form, written:
     return found
 
 
+def _is_by_default(node: Node) -> bool:
+    """Whether it is inference, and filters are in fp32, whose sums are then rounded no more often than they are."""
+    w: Tensor = value_of(arguments_of(node)["weight"])
+    return w.dtype.itemsize >= torch.float32.itemsize and not value_of(node).requires_grad
+
+
 def _shuffled(graph: torch.fx.Graph, node: Node, image: Node) -> tuple[Node, Node]:
     """The convolution that stands for the node's, and what has its result."""
     given = arguments_of(node)
@@ -80,39 +80,6 @@ def _shuffled(graph: torch.fx.Graph, node: Node, image: Node) -> tuple[Node, Nod
     bias = None if given["bias"] is None else graph.call_method("repeat", (given["bias"], 4))
     y = graph.call_function(torch.conv2d, (image, filters, bias, 1, 1))
     return y, graph.call_function(shuffled_and_cut, (y,))
-
-
-def _transposed(graph: torch.fx.Graph, node: Node, image: Node) -> tuple[Node, Node]:
-    """The transposed convolution that stands for the node's, and what has its result: the same without a bias."""
-    given = arguments_of(node)
-    filters = graph.call_function(filters_of_transposed, (given["weight"],))
-    y = graph.call_function(torch.conv_transpose2d, (image, filters, None, 2, 1))
-    if given["bias"] is None:
-        return y, y
-    bias = graph.call_method("to", (given["bias"], value_of(node).dtype))
-    return y, graph.call_function(torch.add, (y, graph.call_method("reshape", (bias, -1, 1, 1))))
-
-
-def _move_bias(graph: torch.fx.Graph, node: Node, y: Node) -> None:
-    """Let 1x1 convolutions of the node's result read y, which lacks its bias, and add what becomes of that."""
-    bias = arguments_of(node)["bias"]
-    if value_of(bias).requires_grad and not value_of(node).requires_grad:
-        return
-    for reader in [each for each in node.users if is_convolution(each)]:
-        own = arguments_of(reader)
-        w = value_of(own["weight"])
-        inside = own["padding"] in (0, "valid") or _pair(own["padding"]) == (0, 0)
-        plain = inside and own["groups"] == 1 and own["input"] is node and own["weight"] is not node
-        if is_transposed(reader, own) or not plain or tuple(w.shape[2:]) != (1, 1):
-            continue
-        with graph.inserting_before(reader):
-            moved = graph.call_function(bias_behind, (own["weight"], bias, own["bias"]))
-        at = CONVOLUTIONS[reader.target].index("bias")
-        if len(reader.args) > at:
-            reader.update_arg(at, moved)
-        else:
-            reader.update_kwarg("bias", moved)
-        reader.replace_input_with(node, y)
 
 
 def _enlarging(node: Node) -> Node | None:
@@ -143,23 +110,11 @@ def _pair(value: Any) -> Any:
     return tuple(value) * (3 - len(value)) if isinstance(value, tuple | list) else (value, value)
 
 
-def filters_of_transposed(w: Tensor) -> Tensor:
-    """(C, K, 4, 4) of filters w (K, C, 3, 3), of a transposed convolution with a stride of 2 and a padding of 1."""
-    return _added(w).flip(2, 3).transpose(0, 1).to(w.dtype)
-
-
 def filters_of_four(w: Tensor) -> Tensor:
     """(4 K, C, 2, 2) of filters w (K, C, 3, 3): first those for odd rows of the result, of these for odd columns."""
     k, c = w.shape[:2]
     parts = _added(w).view(k, c, 2, 2, 2, 2).flip(3, 5)  # (K, C, row of taps, of the result, column of taps, of it)
     return parts.permute(3, 5, 0, 1, 2, 4).reshape(4 * k, c, 2, 2).to(w.dtype)
-
-
-def bias_behind(w: Tensor, missing: Tensor, bias: Tensor | None) -> Tensor:
-    """(K,), the bias of a 1x1 convolution by w (K, C, 1, 1) whose image lacks its own, ``missing`` (C,)."""
-    wide = torch.promote_types(w.dtype, torch.float32)
-    moved = (w.flatten(1).to(wide) * missing.to(wide)).sum(1)
-    return (moved if bias is None else moved + bias).to(w.dtype if bias is None else bias.dtype)
 
 
 def _added(w: Tensor) -> Tensor:

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from haloconv.backend import explain_forms
+from haloconv.backend import explain_options
 from haloconv.calls import noting_calls
 from haloconv.front import Front, Images
 from haloconv.functional import make_spec
 from haloconv.fusion.module import fused_calls
-from haloconv.fusion.upsampled import FORMS
 from haloconv.layer import Layer
 from haloconv.library import autocast_dtype
 from haloconv.module import Conv2d
@@ -74,8 +73,8 @@ def wholes_of(model: torch.nn.Module, example_inputs: Inputs) -> list[Posed]:
 
     Of a model that torch.compile gave they are those of its graphs, as its backend "haloconv" takes them: of inference
     in evaluation mode; in training mode as where gradients are recorded. Convolutions that the model's layers do not
-    pose, as the backend brings them into another memory order or form, are among them even if nothing follows: in each
-    form that its options may ask for, whether they do or not. The model is traced for that, and called in evaluation
+    pose, as the backend brings them into another memory order or form, are among them even if nothing follows: also
+    those of images that it enlarges last if it is asked to. The model is traced for that, and called in evaluation
     mode.
 
     Raises what the model raises.
@@ -84,7 +83,7 @@ def wholes_of(model: torch.nn.Module, example_inputs: Inputs) -> list[Posed]:
     if inner is not model:
         device = next((each.device for each in (*inner.parameters(), *inner.buffers())), torch.device("cpu"))
         with torch.set_grad_enabled(inner.training), evaluating(inner), unsearched():
-            told = explain_forms(inner, args, kwargs, FORMS)
+            told = explain_options(inner, args, kwargs, (None, True))
         of_layers = {replace(each.problem, bias=False) for each in problems_of(inner, example_inputs, DIRECTIONS[:1])}
         posed = dict.fromkeys(Posed(each.layer, each.problem, device) for each in told if each.problem is not None)
         return [each for each in posed if replace(each.problem, bias=False) not in of_layers]

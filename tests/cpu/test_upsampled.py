@@ -14,15 +14,7 @@ from torch.nn import functional
 from haloconv import backend as backends
 from haloconv.choose.choice import Choice
 from haloconv.fusion import upsampled
-from haloconv.fusion.upsampled import (
-    FORMS,
-    OPTION,
-    Form,
-    filters_of_four,
-    filters_of_transposed,
-    form_of_option,
-    shuffled_and_cut,
-)
+from haloconv.fusion.upsampled import OPTION, asked_by_option, filters_of_four, shuffled_and_cut
 from haloconv.tune.problems import wholes_of
 from tests.compiled import image
 
@@ -33,37 +25,33 @@ pytestmark = [
 W, BIAS, FIVE, EACH, BACK = image(6, 4, 3, 3), image(6), image(6, 4, 5, 5), image(4, 1, 3, 3), image(4, 6, 3, 3)
 
 
-def convolved(form: Form, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+def convolved(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
     """In the image's type, by filters that are made in their own."""
-    if form == "transposed":
-        return functional.conv_transpose2d(x, filters_of_transposed(w).to(x.dtype), b, 2, 1)
     four = None if b is None else b.repeat(4)
     return shuffled_and_cut(functional.conv2d(x, filters_of_four(w).to(x.dtype), four, 1, 1))
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("extents", [(1, 1), (1, 5), (4, 1), (3, 6)])
-def test_values_and_gradients_are_exact_on_integers(form: Form, extents: tuple[int, int]) -> None:
+def test_values_and_gradients_are_exact_on_integers(extents: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
     x, w, b = (
         torch.randint(-8, 9, shape, generator=generator).double().requires_grad_()
         for shape in ((2, 3, *extents), (5, 3, 3, 3), (5,))
     )
     want = functional.conv2d(functional.interpolate(x, scale_factor=2), w, b, padding=1)
-    got = convolved(form, x, w, b)
+    got = convolved(x, w, b)
     assert torch.equal(got, want)
     gradient = torch.randint(-8, 9, want.shape, generator=generator).double()
     for one, other in zip(*(torch.autograd.grad(y, (x, w, b), gradient) for y in (got, want)), strict=True):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype, factor", [(torch.float32, 1.1), (torch.bfloat16, 1.6), (torch.float16, 1.6)], ids=str)
-def test_filters_of_16_bits_are_rounded_once_more(form: Form, dtype: torch.dtype, factor: float) -> None:
+def test_filters_of_16_bits_are_rounded_once_more(dtype: torch.dtype, factor: float) -> None:
     """Their sums are: errors are sqrt(2) of those of results that alone are rounded, with exact sums in between."""
     x, w = image(2, 32, 9, 9).to(dtype), (image(32, 32, 3, 3, dtype=torch.float64) / 17).to(dtype)
     truth = functional.conv2d(functional.interpolate(x.double(), scale_factor=2), w.double(), padding=1)
-    errors = [(each.to(dtype).double() - truth).norm() for each in (truth, convolved(form, x.double(), w))]
+    errors = [(each.to(dtype).double() - truth).norm() for each in (truth, convolved(x.double(), w))]
     assert errors[1] <= factor * errors[0] + 1e-6 * truth.norm()
 
 
@@ -136,12 +124,12 @@ LEFT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Seen:
-    def __init__(self, form: Form | None) -> None:
-        self.form, self.code = form, ""
+    def __init__(self, before: bool | None = True) -> None:
+        self.before, self.code = before, ""
         self.told: list[backends.Convolution] = []
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
-        self.told = backends.replace_convolutions(graph, form=self.form)
+        self.told = backends.replace_convolutions(graph, before=self.before)
         self.code = graph.code
         return lookup_backend("aot_eager")(graph, inputs)
 
@@ -164,75 +152,60 @@ def compared(function: Callable, seen: Callable, tolerance: float = 1e-5) -> Non
         assert (one - other).norm() <= tolerance * one.norm()
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [*REPLACED, *LEFT])
-def test_which_are_convolved_before_they_are_enlarged(name: str, form: Form) -> None:
-    seen = Seen(form)
+def test_which_are_convolved_before_they_are_enlarged(name: str) -> None:
+    seen = Seen()
     compared({**REPLACED, **LEFT}[name], seen, 1e-2 if name == "autocast" else 1e-5)
     assert ("filters_of" in seen.code) is (name in REPLACED)
     if name in REPLACED:
         assert "interpolate" not in seen.code and all(each.replaced for each in seen.told)
 
 
-@pytest.mark.parametrize("reason", ["not asked for", "few channels", "images stay as they lie"])
+@pytest.mark.parametrize("reason", ["not asked for", "few channels", "images stay as they lie", "gradients by default"])
 def test_where_none_is(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason == "few channels":
         monkeypatch.setattr(upsampled, "LEAST_CHANNELS", 64)
     if reason == "images stay as they lie":
         monkeypatch.setattr(backends, "_gains_by_channels_last", lambda forward: False)
-    seen = Seen(None if reason == "not asked for" else "shuffled")
+    seen = Seen({"not asked for": False, "gradients by default": None}.get(reason, True))
     compared(Module(), seen)
     assert "filters_of" not in seen.code and "interpolate" in seen.code
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("before", [None, True, False], ids=["default", "asked for", "refused"])
+def test_inference_does_so_by_default_where_filters_are_not_rounded_once_more(
+    before: bool | None, dtype: torch.dtype
+) -> None:
+    model, seen = Module().to(dtype), Seen(before)
+    with torch.no_grad():
+        torch.compile(model, backend=seen, fullgraph=True)(image().to(dtype))
+    assert ("filters_of" in seen.code) is (dtype == torch.float32 if before is None else before)
 
 
 def written_in_place(x: torch.Tensor) -> torch.Tensor:
     return torch.relu_(functional.conv2d(enlarged(x, scale_factor=2), W, BIAS, padding=1).mul_(2))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_results_that_are_written_in_place_and_normed_by_channel(form: Form) -> None:
-    seen = Seen(form)
+def test_results_that_are_written_in_place_and_normed_by_channel() -> None:
+    seen = Seen()
     compared(written_in_place, seen)
     assert "filters_of" in seen.code
     compared(lambda x: functional.silu(functional.group_norm(written_in_place(x), 3)), seen)
     assert "filters_of" in seen.code and "group_norm_by_channel" in seen.code
 
 
-SHORT, SHORT_BIAS = image(5, 6, 1, 1), image(5)
-POINTWISE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {  # of a result: what reads it, moved biases
-    "twice": (lambda y: functional.conv2d(y, SHORT, SHORT_BIAS) + functional.conv2d(y, weight=SHORT, stride=1), 2),
-    "beside a norm": (lambda y: functional.conv2d(y, SHORT, bias=SHORT_BIAS) + functional.group_norm(y, 3)[:, :5], 1),
-    "padded": (lambda y: functional.conv2d(y, SHORT, SHORT_BIAS, padding=1), 0),
-    "in groups": (lambda y: functional.conv2d(y, SHORT[:4, :3], SHORT_BIAS[:4], groups=2), 0),
-    "3x3": (lambda y: functional.conv2d(y, BACK), 0),
-    "written before": (lambda y: functional.conv2d(y.mul_(2), SHORT) + functional.conv2d(y, SHORT, SHORT_BIAS), 0),
-}
-
-
-@pytest.mark.parametrize("name", POINTWISE)
-def test_1x1_convolutions_behind_take_the_bias_of_a_transposed_one(name: str) -> None:
-    reads, moved = POINTWISE[name]
-    seen = Seen("transposed")
-    compared(lambda x: reads(functional.conv2d(enlarged(x, scale_factor=2), W, BIAS, padding=1)), seen)
-    assert seen.code.count("bias_behind(") == moved and "filters_of_transposed" in seen.code
-
-
 def test_results_lie_in_channels_last_without_a_further_copy() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return functional.conv2d(functional.conv2d(enlarged(x, scale_factor=2), W, padding=1), BACK).mean((2, 3))
 
-    for form in FORMS:
-        seen = Seen(form)
-        torch._dynamo.reset()
-        compared(function, seen)
-        assert seen.code.count(".contiguous(") == 1  # of the image
-        assert [each.problem is not None and each.problem.layout for each in seen.told] == ["nhwc", "nhwc"]
+    seen = Seen()
+    compared(function, seen)
+    assert seen.code.count(".contiguous(") == 1  # of the image
+    assert [each.problem is not None and each.problem.layout for each in seen.told] == ["nhwc", "nhwc"]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_option_asks_for_a_form_and_inductor_compiles_it(
-    form: Form, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_option_asks_for_it_and_inductor_compiles_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # what another process made may be for another CPU
     asked = []
     replace = backends.replace_convolutions
@@ -245,23 +218,23 @@ def test_the_option_asks_for_a_form_and_inductor_compiles_it(
     model = nn.Sequential(Module(), nn.GroupNorm(3, 6), nn.SiLU(), nn.Conv2d(6, 2, 3))
     x = image()
     with torch.no_grad():
-        compiled = torch.compile(model, backend="haloconv", options={OPTION: form, "layout_optimization": True})
+        compiled = torch.compile(model, backend="haloconv", options={OPTION: True, "layout_optimization": True})
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
-    assert asked == [(True, form)]
+    assert asked == [(True, True)]
 
 
-def test_an_option_that_names_no_form_is_refused() -> None:
-    assert [form_of_option(each) for each in (None, False, *FORMS)] == [None, None, *FORMS]
-    for wrong in (True, "both", 2):
-        with pytest.raises(ValueError, match="transposed, shuffled or False"):
-            form_of_option(wrong)
+def test_an_option_that_is_neither_true_nor_false_is_refused() -> None:
+    assert [asked_by_option(each) for each in (None, False, True)] == [None, False, True]
+    for wrong in ("shuffled", 2):
+        with pytest.raises(ValueError, match="is True or False, not"):
+            asked_by_option(wrong)
 
 
-def test_tuning_measures_both_forms_though_none_is_asked_for() -> None:
-    model = nn.Sequential(Module(), nn.Conv2d(6, 2, 3)).eval()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tuning_measures_it_whether_it_is_asked_for_or_not(dtype: torch.dtype) -> None:
+    model = nn.Sequential(Module(), nn.Conv2d(6, 2, 3)).eval().to(dtype)
     compiled = torch.compile(model, backend="haloconv")
-    posed = [each.problem for each in wholes_of(compiled, image(2, 4, 8, 10))]  # type: ignore[arg-type]
+    posed = [each.problem for each in wholes_of(compiled, image(2, 4, 8, 10).to(dtype))]  # type: ignore[arg-type]
     found = {(each.direction, each.c, each.k, each.r, each.s, each.stride, each.layout) for each in posed}
-    assert ("dgrad", 6, 4, 4, 4, (2, 2), "nhwc") in found
     assert ("fprop", 4, 24, 2, 2, (1, 1), "nhwc") in found
-    assert ("fprop", 4, 6, 3, 3, (1, 1), "nhwc") in found
+    assert (("fprop", 4, 6, 3, 3, (1, 1), "nhwc") in found) is (dtype == torch.bfloat16)
