@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from haloconv.problem import ConvSpec, Problem, as_four_sides, as_pair, output_extent
+from haloconv.roofline import needed_flops
 from tests import oracle
 from tests.cases import CASES, DTYPE_NAMES, Case, Tensors, case_id, make, pick
 from tests.layers import random_layer, sized
@@ -48,9 +49,9 @@ def test_output_extent_counts_filter_positions(
 
 @pytest.mark.parametrize("one", [c for c in CASES if sum(c.extents) < 120], ids=case_id)
 def test_flops_and_bytes_by_brute_force(one: Case) -> None:
-    """Two flops for each product of the dense definition, padding included; each element of each tensor once.
+    """Two flops for each product of the dense definition, padding included, for limits without it.
 
-    Of x only elements on which the outputs depend are read.
+    Each element of each tensor once, and of x only those on which the outputs depend.
     """
     problem = one.problem()
     x = torch.ones(problem.x_shape, dtype=torch.float64)
@@ -60,6 +61,9 @@ def test_flops_and_bytes_by_brute_force(one: Case) -> None:
     products = torch.nn.functional.conv2d(x, w, None, spec.stride, 0, spec.dilation, spec.groups).sum().item()
     for direction in ("fprop", "dgrad", "wgrad"):
         assert problem.toward(direction).flops == 2 * products
+    inside = torch.nn.functional.pad(torch.ones(problem.x_shape, dtype=torch.float64), (left, right, top, bottom))
+    met = torch.nn.functional.conv2d(inside, w, None, spec.stride, 0, spec.dilation, spec.groups).sum().item()
+    assert needed_flops(problem) == 2 * met
     leaf = torch.ones(problem.x_shape, dtype=torch.float64, requires_grad=True)
     padded = torch.nn.functional.pad(leaf, (left, right, top, bottom))
     torch.nn.functional.conv2d(padded, w, None, spec.stride, 0, spec.dilation, spec.groups).sum().backward()
