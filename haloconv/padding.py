@@ -33,10 +33,10 @@ from haloconv.strips import Job, plan_at_once
 from haloconv.support import why_not_elements
 
 Tensor = torch.Tensor
-_FEWEST_BYTES = 64 << 20
-"""Bytes of x from which "auto" cuts. A probe of an NVIDIA H200 (2026-11-26, fp32) had PyTorch's circular copies of 134
-and 268 MB take 118 and 220 us, and reflected ones 1.7 times as long: about 60 us of 64 MiB. By the cost model of
-halo_sm90 the rims of U-Net's layer take two times 10 us, and their other seven launches may take about 5 us each."""
+_FEWEST_BYTES: dict[Layout, int] = {"nchw": 16 << 20, "nhwc": 8 << 20}
+"""Bytes of x from which "auto" cuts. In rows of an NVIDIA H200 (2026-11-28, weight gradients of U-Net's layers in 16
+bits) PyTorch's copies of 17 MB took 52 to 60 us in nchw, 71 to 115 us in nhwc. By the cost model of halo_sm90 the rims
+of such a layer take two times 10 us, and their other seven launches may take about 5 us each; one launch needs none."""
 
 
 def as_modes(padding_mode: object) -> Modes:
@@ -138,7 +138,7 @@ class Posed(NamedTuple):
     def _is_small(self) -> bool:
         """Whether "auto" leaves it to a copy. On a stand-in for a GPU, where nothing is fast, nothing is."""
         bytes_of_x = prod(self.x_shape) * self.dtype.itemsize
-        return self.spec.family == "auto" and stand_in() is None and bytes_of_x < _FEWEST_BYTES
+        return self.spec.family == "auto" and stand_in() is None and bytes_of_x < _FEWEST_BYTES[self.layout]
 
     def _cut(self) -> Cut | None:
         (_, _, *image), (_, _, *taps), spec = self.x_shape, self.w_shape, self.spec

@@ -46,6 +46,6 @@ def cut_on_a_cpu() -> Iterator[None]:
     """Layers are cut for a family of ours on CPU tensors, too; PyTorch convolves interior and rims."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(padding, "choose", lambda problem, device, family: Choice("direct", "a test"))
-        patch.setattr(padding, "_FEWEST_BYTES", 0)
+        patch.setattr(padding, "_FEWEST_BYTES", {"nchw": 0, "nhwc": 0})
         patch.setattr(padding, "_job_of_form", padding._job_of_form.__wrapped__)
         yield

@@ -87,22 +87,34 @@ class CutLayer(Layer):
     def ran(self, step: Step) -> Config:
         """The config that runs the step: where one launch pads the image itself that one's, else the interior's.
 
-        Of shards the first one's, which is no smaller than others.
+        Of shards the first one's, which is no smaller than others; of a padded copy its own.
         """
         plan = self._plan_at_once(step)
-        return super().ran(step) if plan is None else Config(plan.choice.kernel, plan.choice.config)
+        return self._convolved(step, "ran") if plan is None else Config(plan.choice.kernel, plan.choice.config)
 
     def choice(self, step: Step) -> Choice:
-        """What runs the step, and why: in one launch, perhaps saving a copy, or the image with zeros around it."""
+        """What runs the step, and why: in one launch, perhaps saving a copy, by rims, or of a padded copy."""
         plan = self._plan_at_once(step)
-        return super().choice(step) if plan is None else plan.choice
+        return self._convolved(step, "choice") if plan is None else plan.choice
+
+    def _convolved(self, step: Step, what: str) -> Any:
+        """What ``Layer`` says of the image with zeros around it where rims follow, else of its padded copy."""
+        modes, job = modes_in_use(self.modes, self.spec.padding), self._job(step)
+        if self.shards > 1 or step == "bgrad" or modes == ZEROS or (job is not None and not job.saves_copy):
+            return getattr(super(), what)(step)
+        copy, left = padded_copy(self.x.detach(), self.spec, modes)
+        return getattr(super(CutLayer, replace(self, x=copy, spec=left, modes=ZEROS)), what)(step)
+
+    def _job(self, step: Step) -> Job | None:
+        """How the image is cut, None if it is not."""
+        if self.shards > 1 or step == "bgrad":
+            return None
+        return job_of(self.x.detach(), self.w.detach(), self.b, self.spec, modes_in_use(self.modes, self.spec.padding))
 
     def _plan_at_once(self, step: Step) -> Plan | None:
-        job, x = None, self.x.detach()
+        job, x = self._job(step), self.x.detach()
         if self.shards > 1:
             job, x = self._shards.jobs[0], self._shards.x[0, 0]
-        elif step != "bgrad":
-            job = job_of(x, self.w.detach(), self.b, self.spec, modes_in_use(self.modes, self.spec.padding))
         if job is None or job.padding_in_kernel is None:
             return None
         if step == "fprop":

@@ -9,11 +9,15 @@ from haloconv.choose.trust import stamped
 from haloconv.choose.whole import bare, is_ahead, saved_ms
 from haloconv.device import device_facts
 from haloconv.families import FAMILIES
+from haloconv.families.common import ceil_div
 from haloconv.problem import Problem, dense_request
 from haloconv.roofline import limit_ms
 
-_LEAST_MAP, _LEAST_OF_TAPS = 196, 3 << 19  # pixels of an image, elements of the result: where a tap is a product
+_LEAST_MAP, _LEAST_OF_TAPS = 196, 4 << 20  # pixels of an image, elements of the result: where a tap is a product
 _LEAST_STRIDED = 256  # channels of strided gradients in nhwc: 64 were at 0.68 in TF32 (a draw of 2026-11-28)
+_MOST_OF_DGRAD = 1024  # filters of 1x1 gradients in nhwc, 16 bits: from there on 0.92, 0.985 and 0.996 (draws)
+_FULL = 0.95  # the least share of chunks of channels, and of blocks of filters, that are no zeros (is_full)
+_CHUNK_BYTES, _BLOCK = 128, 64  # of channels; filters
 _LEAST_PRODUCT_BYTES = 8_000_000  # that a 1x1 layer reads of pixels and writes: the least that was measured
 
 _LARGE_PRODUCT = "halo_sm90 is faster on 1x1 layers of many pixels and channels on Hopper's tensor cores"
@@ -40,12 +44,12 @@ def is_a_large_product(problem: Problem, device: torch.device) -> bool:
     if problem.layout == "nhwc" and strided and problem.direction == "dgrad" and problem.c < _LEAST_STRIDED:
         return False
     if problem.layout == "nhwc" and not strided:
-        many = problem.direction == "fprop" and problem.dtype.itemsize == 2 and problem.c >= 512
-        if many or pixels < 1 << 12:
+        many = problem.c >= 512 if problem.direction == "fprop" else problem.k >= _MOST_OF_DGRAD
+        if (many and problem.dtype.itemsize == 2) or pixels < 1 << 12:
             return False
     filters = problem.k if problem.direction == "fprop" else problem.c
-    if problem.layout == "nchw" and problem.dtype.itemsize == 2 and filters > 128 and filters % 128:
-        return False  # 320 filters, two and a half blocks, were at 0.93 (a draw of 2026-11-27)
+    if problem.layout == "nchw" and problem.dtype.itemsize == 2 and filters > 64 and filters % 128:
+        return False  # 320 filters, two and a half blocks, were at 0.93, 96 at 0.87 (draws of 2026-11-27 and 28)
     return _has_a_product_kernel(problem, device)
 
 
@@ -56,30 +60,54 @@ def _has_a_product_kernel(problem: Problem, device: torch.device) -> bool:
     return taken and family.configs(dense_request(problem, device))[0].kernel != "halo_sm90/conv"
 
 
-_PRODUCT_OF_TAPS = "halo_sm90 is faster as one matrix product for each tap in nhwc on Hopper's tensor cores"
+def is_full(problem: Problem) -> bool:
+    """Whether hardly anything of what ``halo_sm90`` multiplies for the layer's channels and filters is padding."""
+    channels, filters = (problem.c, problem.k) if problem.direction == "fprop" else (problem.k, problem.c)
+    held = _CHUNK_BYTES // problem.dtype.itemsize
+    return all(each >= _FULL * ceil_div(each, unit) * unit for each, unit in ((channels, held), (filters, _BLOCK)))
+
+
+_PRODUCT_OF_TAPS = "halo_sm90 is faster as one matrix product for each tap on Hopper's tensor cores"
 
 
 def is_a_product_for_each_tap(problem: Problem, device: torch.device) -> bool:
-    """Layers of several taps in ``nhwc`` that ``implicit_gemm`` was measured ahead on.
+    """Layers of several taps that ``implicit_gemm`` was measured ahead on.
 
-    By probes of an NVIDIA H200 (2026-11-28): 51 draws of the sample and 62 layers of networks, TF32, fp16 and bf16,
-    ``fprop`` and ``dgrad``. Half of them, as ``tools/judge_rules.py`` halves draws, gave the numbers; of the other half
-    the rule names 16, all at 1.02 of PyTorch's speed or better. Behind in the first half, and left out: maps of 7x7
-    (0.90 to 0.94), strides (0.94 in TF32), fewer channels than 64 (0.91), and outputs so few that channels are split.
+    In ``nhwc`` by probes of an NVIDIA H200 (2026-11-28): 51 draws of the sample and 62 layers of networks, TF32, fp16
+    and bf16, ``fprop`` and ``dgrad``. Half of them, as ``tools/judge_rules.py`` halves draws, gave the numbers; of the
+    other half the rule names 16, all at 1.02 of PyTorch's speed or better. Behind in the first half, and left out: maps
+    of 7x7 (0.90 to 0.94), strides (0.94 in TF32), fewer channels than 64 (0.91), and outputs so few that channels are
+    split, or that there is no tile of 128 by 256 for each multiprocessor (few images of 512 channels: 0.90 in TF32).
+
+    In ``nchw`` by tuning and rows of that GPU the same day: 27 layers of networks of 128 channels and more, strides and
+    7x7 among them, were at 1.06 or better, one whose channels were split at 0.79. 15 of few images that clusters run
+    were at 1.09 or better. Of 17 draws that the rule named then the ten whose channels and filters fill their blocks
+    were at 1.00 or better, the seven others at 0.67 to 1.09.
+
     Only where the kernel has a stamp: of a shipped record the result is looked at first, of a rule it is not.
     """
-    if problem.direction == "wgrad" or problem.layout != "nhwc" or problem.stride != (1, 1) or problem.groups > 1:
+    if problem.direction == "wgrad" or problem.groups > 1:
         return False
     pixels, filters = problem.p * problem.q, problem.k
     if problem.direction == "dgrad":
         pixels, filters = problem.h * problem.w, problem.c
-    if min(problem.c, problem.k) < 64 or pixels < _LEAST_MAP or problem.n * pixels * filters < _LEAST_OF_TAPS:
+    channels, is_planes = min(problem.c, problem.k), problem.layout == "nchw"
+    if not is_planes and (pixels < _LEAST_MAP or problem.stride != (1, 1)):
+        return False
+    reads_twice = problem.r > problem.stride[0] or problem.s > problem.stride[1]
+    if max(problem.stride) > 2 or not reads_twice:
+        return False  # nobody measured these
+    if channels < (128 if is_planes else 64) or not is_full(problem) or support.why_no_tensor_cores(problem):
         return False
     family = FAMILIES["halo_sm90"]
-    if support.why_no_tensor_cores(problem) is not None or family.why_not(problem, device) is not None:
+    if family.why_not(problem, device) is not None:
         return False
-    kernel = family.configs(dense_request(problem, device))[0].kernel
-    return kernel == "halo_sm90/implicit_gemm" and kernel in stamped()
+    first = family.configs(dense_request(problem, device))[0]
+    if first.kernel != "halo_sm90/implicit_gemm" or first.kernel not in stamped():
+        return False
+    if first.derived.in_cluster:
+        return is_planes
+    return first.derived.splits == 1 and problem.n * pixels * filters >= _LEAST_OF_TAPS
 
 
 _AS_A_WHOLE = "halo_sm90 saves more passes over the result than its convolution is behind PyTorch's"

@@ -93,11 +93,11 @@ class _Placed(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What a pointer on the point is told."""
+        """What a pointer on the point is told, in TFLOP/s as the axis."""
         row = self.row
         fraction = "" if row.roofline_fraction is None else f" ({row.roofline_fraction:.0%})"
         theirs = "" if self.aten_tflops is None else f", PyTorch {self.aten_tflops:.3g}"
-        return f"{row.case} {row.direction} {row.layout}: {self.tflops:.3g} TFLOP/s{fraction}{theirs}"
+        return f"{row.case} {row.direction} {row.layout}: {self.tflops:.3g}{fraction}{theirs}"
 
 
 def _placed(row: Row) -> _Placed | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from haloconv.emulator import emulated_device
 from haloconv.families import FAMILIES
-from haloconv.families.base import MOST_CONFIGS
+from haloconv.families.base import MOST_CONFIGS, Config
+from haloconv.families.halo_sm90 import family
 from haloconv.families.halo_sm90.conv import conv
 from haloconv.families.halo_sm90.conv.copy_of_dy import MOST_BYTES, cycles_of
 from haloconv.families.halo_sm90.pointwise import implicit_gemm, pointwise
@@ -140,20 +142,45 @@ def test_the_copy_takes_time() -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(("x_layout", "result_layout"), [("nchw", "nchw"), ("nchw", "nhwc"), ("nhwc", "nchw")])
-def test_conv_is_first_in_nchw(
-    direction: str, x_layout: str, result_layout: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("share", "is_first"), [(0.94, True), (0.96, False)])
+def test_copies_and_lanes_that_store_must_be_ahead_by_a_twentieth(
+    share: float, is_first: bool, direction: str, x_layout: str, result_layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the model says: nobody has measured copies and lanes that store."""
-    monkeypatch.setattr(implicit_gemm, "cycles", lambda *_: 0.0)
+    """By the cost models: where they are nearer conv was ahead as often."""
+    monkeypatch.setattr(implicit_gemm, "cycles", lambda *_: share * 100_000)
+    monkeypatch.setattr(family, "cost", lambda *_: 100_000 - family._CONV_MORE)
     one = replace(LAYER, direction=direction)
     shape = one.x_shape if direction == "fprop" else one.y_shape
     with emulated_device(sm_count=SM_COUNT):
         request = requested(one, first=TensorForm(strides_of(shape, x_layout), True), result_layout=result_layout)
         found = FAMILIES["halo_sm90"].configs(request)
-        of_conv, by_taps = conv.configs(request), implicit_gemm.configs(request)
-    first = of_conv[: MOST_CONFIGS - 1]
-    assert found[: len(first) + 1] == [*first, by_taps[0]]
+        of_conv, by_taps = conv.configs(request), family._clusters_first(implicit_gemm.configs(request))
+    first, other = (by_taps, of_conv) if is_first else (of_conv, by_taps)
+    assert found[: len(first[: MOST_CONFIGS - 1]) + 1] == [*first[: MOST_CONFIGS - 1], other[0]]
     assert sorted(map(str, found)) == sorted(map(str, [*of_conv, *by_taps]))
+
+
+@pytest.mark.parametrize(("handed", "is_first"), [(32 << 10, True), (33 << 10, False)])
+def test_a_cluster_that_hands_over_few_sums_is_first(handed: int, is_first: bool) -> None:
+    alone, shared = (
+        Config(implicit_gemm.KERNEL, name, SimpleNamespace(in_cluster=name == "shared", handed_bytes=handed))
+        for name in ("alone", "shared")
+    )
+    assert family._clusters_first([alone, shared]) == ([shared, alone] if is_first else [alone, shared])
+    assert family._clusters_first([alone, alone]) == [alone, alone] and family._clusters_first([shared]) == [shared]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_conv_pays_for_a_residual(residual: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.5 cycles an element, by a VAE decoder's layers: it loads them one by one."""
+    one = replace(LAYER, layout="nhwc", epilogue=Epilogue(residual=residual))
+    monkeypatch.setattr(family, "cost", lambda *_: 0)
+    with emulated_device(sm_count=SM_COUNT):
+        request = requested(one)
+        taken = 2.4 * one.n * one.k * one.p * one.q / SM_COUNT + family._CONV_MORE
+        monkeypatch.setattr(implicit_gemm, "cycles", lambda *_: taken)
+        first = FAMILIES["halo_sm90"].configs(request)[0]
+    assert first.kernel == (implicit_gemm.KERNEL if residual else conv.KERNEL)
 
 
 # Clusters -------------------------------------------------------------------------------------------------------------
@@ -204,7 +231,7 @@ def test_layers_of_1x1_have_no_clusters() -> None:
     assert found and not any(tile.in_cluster for tile in found)
 
 
-def test_the_best_tile_in_clusters_is_second_and_never_first() -> None:
+def test_the_best_tile_in_clusters_is_second_of_the_kernel() -> None:
     with emulated_device(sm_count=SM_COUNT):
         request = requested(DEEP)
         every, found = implicit_gemm.all_tiles(request), implicit_gemm.configs(request)

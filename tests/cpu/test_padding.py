@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import haloconv
 from haloconv import padding
 from haloconv.choose.choice import Choice
+from haloconv.layout import Layout
 from haloconv.plan import result_layout
 from haloconv.problem import PADDING_MODES, ConvSpec
 from haloconv.strips import convolve_cut
@@ -267,13 +268,20 @@ def test_zero_padding_is_what_it_was(rims_on_a_cpu: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "family", "cuts"), [(1024, "auto", True), (1023, "auto", False), (64, "direct", True)]
+    ("rows", "layout", "family", "cuts"),
+    [
+        (256, "nchw", "auto", True),
+        (255, "nchw", "auto", False),
+        (128, "nhwc", "auto", True),
+        (127, "nhwc", "auto", False),
+        (64, "nchw", "direct", True),
+    ],
 )
 def test_auto_leaves_small_images_to_a_copy(
-    rows: int, family: str, cuts: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, layout: Layout, family: str, cuts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From 64 MiB on they are cut; what is asked for by name always is."""
+    """From 16 MiB on they are cut, 8 in nhwc; what is asked for by name always is."""
     monkeypatch.setattr(padding, "choose", lambda problem, device, family: Choice("direct", "a test"))
     spec = ConvSpec(padding=(1, 1, 1, 1), family=family)
-    posed = padding.Posed((4, 8, rows, 512), (8, 8, 3, 3), torch.float32, "nchw", spec, ("circular", "circular"))
+    posed = padding.Posed((4, 8, rows, 512), (8, 8, 3, 3), torch.float32, layout, spec, ("circular", "circular"))
     assert (posed.cut_on(torch.device("cuda")) is not None) is cuts

@@ -318,7 +318,7 @@ def test_points_of_a_roofline_say_what_they_are() -> None:
     other = replace(PLACED, case="B & C", direction="dgrad", haloconv_ms=15.9)
     plot = plots.roofline([PLACED, other], ceilings, "fp32", "x")
     titles = re.findall(r"<use [^>]*><title>([^<]*)</title></use>", plot.svg)
-    assert titles == ["A fprop nchw: 37.1 TFLOP/s (73%), PyTorch 23.2", "B &amp; C dgrad nchw: 23.3 TFLOP/s (46%)"]
+    assert titles == ["A fprop nchw: 37.1 (73%), PyTorch 23.2", "B &amp; C dgrad nchw: 23.3 (46%)"]
     assert len(re.findall("<use ", plot.svg)) == 3  # PyTorch's point is drawn where it is not ours
 
 

@@ -232,18 +232,22 @@ def test_fp64_has_tensor_cores_where_they_were_measured(
 @pytest.mark.parametrize(
     ("direction", "extents", "options", "family"),
     [
-        ("fprop", (32, 256, 14, 14, 256, 3, 3), {}, "halo_sm90"),
-        ("dgrad", (32, 256, 14, 14, 256, 3, 3), {}, "halo_sm90"),
+        ("fprop", (128, 256, 14, 14, 256, 3, 3), {}, "halo_sm90"),
+        ("dgrad", (128, 256, 14, 14, 256, 3, 3), {}, "halo_sm90"),
+        ("dgrad", (64, 232, 19, 19, 272, 3, 3), {}, "aten"),  # chunks of channels and blocks of filters have zeros
+        ("fprop", (8, 512, 28, 28, 512, 3, 3), {}, "aten"),  # fewer tiles than multiprocessors
         ("fprop", (4, 2048, 64, 64, 256, 3, 3), {"padding": (36,) * 4, "dilation": (36, 36)}, "halo_sm90"),
         ("fprop", (32, 512, 7, 7, 512, 3, 3), {}, "aten"),  # small maps
         ("fprop", (32, 256, 28, 28, 256, 3, 3), {"stride": (2, 2)}, "aten"),
         ("dgrad", (128, 40, 23, 31, 56, 1, 7), {"padding": (0, 0, 3, 3)}, "aten"),  # few channels
         ("dgrad", (1, 256, 56, 56, 128, 3, 3), {}, "aten"),  # few outputs
-        ("fprop", (32, 256, 14, 14, 256, 3, 3), {"layout": "nchw"}, "aten"),
+        ("fprop", (128, 256, 28, 28, 256, 3, 3), {"layout": "nchw", "stride": (2, 2)}, "halo_sm90"),
+        ("fprop", (8, 256, 14, 14, 256, 3, 3), {"layout": "nchw"}, "halo_sm90"),  # in clusters
+        ("fprop", (8, 256, 14, 14, 256, 3, 3), {}, "aten"),  # the same
         ("wgrad", (2, 512, 33, 33, 512, 5, 5), {"padding": (2,) * 4, "groups": 32}, "aten"),  # grouped_sm90 refuses it
     ],
 )
-def test_layers_of_several_taps_in_nhwc(
+def test_layers_of_several_taps(
     direction: Direction, extents: tuple, options: dict, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By draws and probes of 2026-11-28. None without a stamp of the kernel."""

@@ -135,7 +135,7 @@ def _pad(request: Request) -> tuple[int, int]:
 def configs(request: Request) -> list[Config]:
     """The best tiles by the cost model, best first; none for a request that the kernel does not take.
 
-    The best one in clusters is second where it is the model's first, because clusters are not measured yet.
+    The best one in clusters is second where it is the model's first; the family puts it first where it was ahead.
     """
     if why_not(request) is not None:
         return []
