@@ -108,7 +108,7 @@ class Posed(NamedTuple):
         That is where no output has all its taps inside the image, where the image with zeros around it would be
         PyTorch's to convolve, where it is small and "auto" chooses, and where PyTorch refuses so much padding.
         """
-        cut = None if self._is_small() else self._cut()
+        cut = None if self.is_small() else self._cut()
         if cut is None or choose(self._problem("fprop", cut), device, self.spec.family).family == "aten":
             return None
         return cut
@@ -119,23 +119,25 @@ class Posed(NamedTuple):
 
     def to_measure(self, direction: Direction, device: torch.device) -> Problem:
         """What a choice hangs on: the image with zeros around it where there may be rims, else the padded copy."""
-        refused = self.modes == ZEROS or self._is_small() or why_not_elements(self.dtype, device) is not None
+        refused = self.modes == ZEROS or self.is_small() or why_not_elements(self.dtype, device) is not None
         return self._problem(direction, None if refused else self._cut())
 
     def forward(self, strides: tuple[int, ...], w: Tensor, device: torch.device, bias: bool) -> Problem | Choice:
         """What a forward pass is chosen for, of an aligned x with these strides and of w; or what runs it at once.
 
-        That is inference where a padded copy would be convolved: without gradients of w.
+        That is one launch where a padded copy would be convolved; with gradients of w not of small images.
         """
         problem = replace(self.problem("fprop", device), bias=bias)
         cut = self._cut() if self.spec.family == "auto" and self.modes != ZEROS else None
-        if cut is None or cut.padded is None or self.cut_on(device) is not None or is_recording(w, w):
+        if cut is None or cut.padded is None or self.cut_on(device) is not None:
+            return problem
+        if is_recording(w, w) and self.is_small():
             return problem
         at_once, spec = replace(self._problem("fprop", cut), bias=bias), self.spec._replace(padding=cut.padded.padding)
         request = Request(at_once, TensorForm(strides, True), plans.form_of(w), self.layout, device, self.modes)
         return edges.choice_of(request, spec, saves_copy=True) or problem
 
-    def _is_small(self) -> bool:
+    def is_small(self) -> bool:
         """Whether "auto" leaves it to a copy. On a stand-in for a GPU, where nothing is fast, nothing is."""
         bytes_of_x = prod(self.x_shape) * self.dtype.itemsize
         return self.spec.family == "auto" and stand_in() is None and bytes_of_x < _FEWEST_BYTES[self.layout]
@@ -173,7 +175,7 @@ def job_of(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: Modes)
         return None
     posed = Posed(tuple(x.shape), tuple(w.shape), x.dtype, plans.result_layout(x, w), spec, modes)
     job = _job_of_form(posed, x.device, torch_precision(), plans.generation)
-    if job is not None or spec.family != "auto" or is_recording(x, w, b):
+    if job is not None or spec.family != "auto" or (is_recording(x, w, b) and posed.is_small()):
         return job
     at_once = _job_at_once(posed)
     return None if at_once is None or plan_at_once(x, w, b, at_once) is None else at_once
@@ -181,7 +183,7 @@ def job_of(x: Tensor, w: Tensor, b: Tensor | None, spec: ConvSpec, modes: Modes)
 
 @lru_cache(maxsize=4096)
 def _job_at_once(posed: Posed) -> Job | None:
-    """One launch in the place of a padded copy, of images of any size: for inference, as gradients would need rims."""
+    """One launch in the place of a padded copy: for inference of any size. Gradients are one launch, too, or rims."""
     cut = posed._cut()
     return None if cut is None else Job(cut, (0, 0), posed.spec, modes=posed.modes, saves_copy=True)
 

@@ -99,17 +99,19 @@ class CutLayer(Layer):
 
     def _convolved(self, step: Step, what: str) -> Any:
         """What ``Layer`` says of the image with zeros around it where rims follow, else of its padded copy."""
-        modes, job = modes_in_use(self.modes, self.spec.padding), self._job(step)
-        if self.shards > 1 or step == "bgrad" or modes == ZEROS or (job is not None and not job.saves_copy):
+        modes = modes_in_use(self.modes, self.spec.padding)
+        if self.shards > 1 or step == "bgrad" or modes == ZEROS or self._job(step) is not None:
             return getattr(super(), what)(step)
         copy, left = padded_copy(self.x.detach(), self.spec, modes)
         return getattr(super(CutLayer, replace(self, x=copy, spec=left, modes=ZEROS)), what)(step)
 
     def _job(self, step: Step) -> Job | None:
-        """How the image is cut, None if it is not."""
+        """How the image is cut, of gradients where they are recorded; None if it is not."""
         if self.shards > 1 or step == "bgrad":
             return None
-        return job_of(self.x.detach(), self.w.detach(), self.b, self.spec, modes_in_use(self.modes, self.spec.padding))
+        with torch.set_grad_enabled(step != "fprop"):
+            w = self.w.detach().requires_grad_(step != "fprop")
+            return job_of(self.x.detach(), w, self.b, self.spec, modes_in_use(self.modes, self.spec.padding))
 
     def _plan_at_once(self, step: Step) -> Plan | None:
         job, x = self._job(step), self.x.detach()
@@ -119,7 +121,7 @@ class CutLayer(Layer):
             return None
         if step == "fprop":
             return plan_at_once(x, self.w, self.b, job)
-        if step == "bgrad" or self.shards > 1 or job.saves_copy:
+        if step == "bgrad" or self.shards > 1:
             return None
         if step == "wgrad":
             return plan_wgrad_at_once(self.dy, x, self.w, job)

@@ -12,6 +12,7 @@ import torch
 import haloconv
 from haloconv import padding
 from haloconv.bench.suite import Case
+from haloconv.choose.choice import Choice
 from haloconv.emulator import emulated_device
 from haloconv.families.halo_sm90.conv import conv_edges
 from haloconv.families.halo_sm90.conv.configs import split_tilings
@@ -113,6 +114,36 @@ def test_weight_gradients_are_one_launch_without_strips(
     assert torch.equal(found.double(), expected) and no_copy == []
 
 
+@pytest.mark.parametrize("is_small", [False, True])
+@pytest.mark.parametrize("mode", ["circular", "reflect"])
+def test_training_saves_a_copy_of_an_image_that_is_not_small(
+    mode: str, is_small: bool, emulator_cache: None, no_copy: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where PyTorch's convolution is chosen for zeros, and one launch of ours in the place of its padded copy."""
+    torch.manual_seed(11)
+    for kernel in (conv_edges, wgrad_edges):
+        monkeypatch.setattr(kernel, "MOST_COST", math.inf)  # however slow
+    monkeypatch.setattr(padding, "choose", lambda problem, device, family: Choice("aten", "a test"))
+    monkeypatch.setattr(padding, "_job_of_form", padding._job_of_form.__wrapped__)
+    monkeypatch.setattr(padding.Posed, "is_small", lambda self: is_small)
+    layer = with_integers(haloconv.Conv2d(16, 40, 3, padding=1, padding_mode=mode, bias=False, dtype=torch.float16))
+    x, exact = integers(2, 16, 9, 16, dtype=torch.float16), copy.deepcopy(layer).double()
+    image, leaf = x.requires_grad_(), x.detach().double().requires_grad_()
+    want = convolved(leaf, exact)
+    dy = torch.randint(-1, 2, want.shape).double()
+    expected = torch.autograd.grad(want, (leaf, exact.weight), dy)
+    no_copy.clear()
+    with emulated_device(), launched() as names:
+        y = layer(image)
+        found = torch.autograd.grad(y, (image, layer.weight), dy.half())
+        with torch.no_grad():
+            assert torch.equal(layer(image), y)  # inference is one launch in any case
+    assert torch.equal(y.double(), want)
+    assert all(torch.equal(got.double(), gradient) for got, gradient in zip(found, expected, strict=True))
+    assert "halo_sm90/conv_edges" in names and ("halo_sm90/wgrad_edges" in names) is not is_small
+    assert (no_copy == []) is not is_small
+
+
 def test_our_kernels_run_signals_without_a_copy(emulator_cache: None, no_copy: list[str]) -> None:
     torch.manual_seed(6)
     layer = with_integers(
@@ -144,12 +175,13 @@ def test_the_choice_decides_between_rims_and_a_copy(family: str, emulator_cache:
 def test_inference_of_small_images_is_one_launch_where_gradients_would_need_rims(
     emulator_cache: None, no_copy: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Posed.cut_on tells what is cut for gradients, too: here nothing, as where "auto" leaves images to a copy."""
+    """Posed.cut_on tells what is cut by a choice for zeros: here nothing, as where "auto" leaves images to a copy."""
     torch.manual_seed(8)
     layer = with_integers(haloconv.Conv2d(16, 24, 3, padding=1, padding_mode="circular", dtype=torch.float16))
     x, exact = integers(1, 16, 6, 8, dtype=torch.float16), copy.deepcopy(layer).double()
     want = convolved(x.double(), exact)
     monkeypatch.setattr(padding.Posed, "cut_on", lambda self, device: None)
+    monkeypatch.setattr(padding.Posed, "is_small", lambda self: True)  # on a stand-in nothing is
     padding._job_of_form.cache_clear()
     no_copy.clear()
     with emulated_device():
