@@ -12,11 +12,15 @@ import torch
 
 from haloconv.bench.suite import SUITES, load_suite
 from haloconv.choose import rules
+from haloconv.choose.buckets import read_layer
+from haloconv.choose.records import Place, read_file, shipped_path
 from haloconv.device import DeviceFacts
 from haloconv.families import FAMILIES
 from haloconv.problem import dense_request
 from tools import readme_results
+from tools.measured import facts_of, gpus, stood_in
 
+CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -71,6 +75,26 @@ def test_auto_takes_other_convolutions_that_won(monkeypatch: pytest.MonkeyPatch)
     assert sum(row["ratio"] < 0.98 for row, _ in rows) > 20
     won = [family == row["family"] for row, family in rows if row["ratio"] > 1.2]
     assert len(won) > 50 and sum(won) > 0.9 * len(won)
+
+
+def test_no_shipped_record_is_of_before_a_kernel_that_rules_and_another_gpu_have_ahead() -> None:
+    """Nothing says of a record which kernels were there when it was made: a newer one of an H100 does, and the rules.
+
+    One of 2026-11-23 kept U-Net's first weight gradient on a kernel of 0.89 ms, an H100 takes 0.27 on the newer one.
+    """
+    newer = {Place(each.layer, each.size): each for each in read_file(shipped_path("NVIDIA H100 80GB HBM3")).records}
+    found = []
+    with stood_in(facts_of(next(gpu for gpu in gpus() if gpu["name"] == "NVIDIA H200"))):
+        for old in read_file(shipped_path("NVIDIA H200")).records:
+            new = newer.get(Place(old.layer, old.size))
+            if new is None or new.date <= old.date or new.own in (None, old.own):
+                continue
+            problem = read_layer(old.layer, old.size)
+            family = rules.by_rule(problem, CPU).family
+            today = FAMILIES[family].configs(dense_request(problem, CPU))[0].kernel
+            if today == new.own and (new.ratio or 0) > 1.1 * (old.ratio or 0):
+                found.append((old.layer, old.own, today))
+    assert found == []
 
 
 def ruled(
