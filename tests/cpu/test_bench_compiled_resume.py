@@ -19,10 +19,12 @@ from haloconv.bench.networks.network import Effort, NetworkCase, Setting
 from haloconv.bench.networks.resume import expected_s, left_to_do
 from haloconv.bench.networks.workers import Place, shared
 from haloconv.bench.results import append_rows, newest_rows
+from haloconv.bench.suite import SUITES
 from haloconv.bench.trial import Budget
 from haloconv.cli.bench import command as bench
 from haloconv.cli.bench import compiled as verb
 from haloconv.cli.bench.models import NetworkOrder
+from haloconv.report.rows import WHOLE_DIRECTIONS
 from tests.cpu.test_bench_compiled import CPU, MS, row_of
 
 EFFORT = Effort(Budget(seconds=0.0, min_runs=1))
@@ -132,6 +134,20 @@ def test_stale_rows_alone_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     passed, text = run(tmp_path, nothing)
     assert passed and began == [PIECES[0]] and "every row is of today's sources" in text
     assert bench._stale_rows(None, verb.SUITE) is None
+
+
+def test_stale_rows_of_layers_may_be_asked_for_by_direction(tmp_path: Path) -> None:
+    """So that one network's rows are divided over several processes."""
+    rows = [("unet (model)", "step"), ("unet.head", "fprop"), ("unet.head", "wgrad")]
+    known = {"precision": "bf16", "layout": "nhwc", "date": "2026-01-01T00:00:00Z"}
+    append_rows(tmp_path, "models", [{**known, "case": case, "direction": direction} for case, direction in rows])
+    words = bench.Words([], [], ["wgrad", "step"], None, None, "auto")
+    found = bench._networks(SUITES / "models.toml", words, EFFORT, compiled=False, stale=tmp_path)
+    assert found.only == {("unet", "bf16", "nhwc"): [rows[0], rows[2]]} and found.directions == WHOLE_DIRECTIONS
+    every = bench._networks(SUITES / "models.toml", words._replace(directions=None), EFFORT, False, tmp_path)
+    assert every.only == {("unet", "bf16", "nhwc"): rows}
+    none = bench._networks(SUITES / "models.toml", words._replace(directions=["dgrad"]), EFFORT, False, tmp_path)
+    assert none.only == {} and none.settings == []
 
 
 def used(folder: Path, item: int, place: Place) -> tuple[str, int, bool]:

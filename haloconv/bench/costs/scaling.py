@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,12 @@ class Scaling(Cost):
 
 def scaling(
     workload: Workload, precision: PrecisionLabel, devices: Sequence[str], ranks: Sequence[int] = RANKS
-) -> list[Scaling]:
-    """Time the step on each number of ranks, the first of which is 1, on the first of the devices.
+) -> Iterator[Scaling]:
+    """Time the step on each number of ranks, the first of which is 1, on the first of the devices; each as it is done.
 
     Raises ScalingError with the sentence of a rank that failed.
     """
-    found: list[Scaling] = []
+    first: Scaling | None = None
     for count in ranks:
         forms = [(form, _together(workload, precision, devices[:count], form)) for form in (False, True)[count > 1 :]]
         is_sharded, measured = min(forms, key=lambda each: statistics.median(_slowest(each[1], "in_a_row_ms")))
@@ -112,12 +112,13 @@ def scaling(
         names = ("error", "messages", "halo_bytes", "weight_bytes")
         most = {name: max(each[name] for each in measured) for name in names} | {"is_sharded": is_sharded}
         peaks = [each["peak_bytes"] for each in measured]
-        efficiency, spread = found[0].ms / ms if found else 1.0, (high - low) / ms
-        in_a_row = in_a_row_ms, found[0].in_a_row_ms / in_a_row_ms if found else 1.0
+        efficiency, spread = first.ms / ms if first else 1.0, (high - low) / ms
+        in_a_row = in_a_row_ms, first.in_a_row_ms / in_a_row_ms if first else 1.0
         peak = None if None in peaks else max(peaks)
         bar = EFFICIENCY_BARS.get(count)
-        found.append(Scaling(workload.case, precision, count, ms, spread, efficiency, *in_a_row, bar, peak, **most))
-    return found
+        done = Scaling(workload.case, precision, count, ms, spread, efficiency, *in_a_row, bar, peak, **most)
+        first = first or done
+        yield done
 
 
 def _slowest(measured: Sequence[dict[str, Any]], what: str) -> list[float]:

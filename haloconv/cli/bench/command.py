@@ -192,15 +192,22 @@ def _stale_rows(folder: Path | None, what: str) -> Only | None:
 
 
 def _networks(suite: Path, words: Words, effort: Effort, compiled: bool, stale: Path | None) -> NetworkOrder:
-    """The order for networks; for the rows in the folder ``stale`` alone that are not of today's sources."""
+    """The order for networks; for the rows in the folder ``stale`` alone that are not of today's sources.
+
+    Of these, rows of layers among them, those of the directions that are asked for.
+    """
     only = _stale_rows(stale, COMPILED if compiled else NETWORKS)
+    of_rows = only is not None and not compiled
+    if only is not None and of_rows and words.directions is not None:
+        wanted = {key: [row for row in rows if row[1] in words.directions] for key, rows in only.items()}
+        only = {key: rows for key, rows in wanted.items() if rows}
     return NetworkOrder(
         cases=_named(load_networks(suite), words.cases),
         precisions=words.precisions or _usual(["tf32", "bf16"], PRECISIONS, only),
         layouts=words.layouts or _usual(["nchw", "nhwc"], LAYOUTS, only),
         effort=effort,
         only=only,
-        directions=_whole_directions(words.directions, compiled),
+        directions=_whole_directions(None if of_rows else words.directions, compiled),
     )
 
 
@@ -210,7 +217,7 @@ def _whole_directions(asked: list[Timed] | None, compiled: bool) -> Sequence[Who
     if asked is None:
         return WHOLE_DIRECTIONS
     if not compiled or not set(asked) <= set(names):
-        raise typer.BadParameter("--direction of networks is fprop or step, and is asked for with --compiled alone")
+        raise typer.BadParameter("--direction of networks is fprop or step with --compiled, else is for --stale alone")
     return [names[each] for each in asked]
 
 

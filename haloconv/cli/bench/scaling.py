@@ -42,16 +42,18 @@ def bench_scaling(order: ScalingOrder, folder: Path, console: Console) -> bool:
     """Time, print and record what can be; True if all that was timed met its bar, and no rank failed."""
     passed = True
     for precision in order.precisions:
+        found: list[Scaling] = []
         try:
-            found = scaling(order.workload, precision, order.devices, order.ranks)
+            for each in scaling(order.workload, precision, order.devices, order.ranks):
+                found.append(each)
+                path = append_rows(folder, SUITE, [{**each.record(), **environment_stamp()}])  # a cut keeps it
+                console.print(f"{each.ranks} ranks in {precision} are in {path}", highlight=False, markup=False)
         except ScalingError as error:
             console.print(f"FAILED {precision}: {error}", style="red", highlight=False, markup=False)
             passed = False
-            continue
-        console.print(_table(found))
-        environment = environment_stamp()
-        path = append_rows(folder, SUITE, [{**each.record(), **environment} for each in found])
-        console.print(f"halos: {MODEL}\nwrote {path}", highlight=False, markup=False)
+        if found:
+            console.print(_table(found))
+            console.print(f"halos: {MODEL}", highlight=False, markup=False)
         passed = passed and all(each.within_budget for each in found)
     for count in order.left:
         said = f"LEFT {count} ranks: not measured, there are {len(order.devices)} GPUs"
