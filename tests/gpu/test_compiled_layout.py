@@ -14,6 +14,9 @@ from haloconv import backend as backends
 from haloconv.choose.choice import Choice
 
 CHANNELS = 64
+PYTORCHS_TF32 = 1e-3
+"""What PyTorch's TF32 may err by. Its weight gradients do by 8e-4 to 9e-4 (suite rims, NVIDIA H200), but by 2e-4 where
+it computes in full fp32, as of few channels it may in one layout and not in the other: which is not ours to choose."""
 
 
 class Decoder(nn.Module):
@@ -68,4 +71,4 @@ def test_a_decoder_is_as_accurate_as_pytorchs(
         assert (one.dtype, one.stride()) == (other.dtype, other.stride())
     for want, their, our in zip(exact, theirs, ours, strict=True):
         errors = [(each.double() - want).norm() / want.norm() for each in (their, our)]
-        assert errors[1] <= 1.5 * errors[0] + 1e-4, errors
+        assert errors[1] <= max(1.5 * errors[0], 0.0 if dtype else PYTORCHS_TF32) + 1e-4, errors
