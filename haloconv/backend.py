@@ -93,8 +93,8 @@ class _Backend:
         """
         check_version(torch.__version__)
         options = dict(options or {})
-        before = asked_by_option(options.pop(OPTION, None))
-        replace_convolutions(graph, options.get("layout_optimization", True), before)
+        before_upsampling = asked_by_option(options.pop(OPTION, None))
+        replace_convolutions(graph, options.get("layout_optimization", True), before_upsampling)
         inductor = torch._TorchCompileInductorWrapper(mode, options or None, None)
         compiled: Callable[..., Any] = inductor(graph, example_inputs)
         return compiled
@@ -140,9 +140,10 @@ def explain_options(
     found: list[Convolution] = []
 
     def collect(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        for before in asked[1:] if is_before_upsampling(graph) else ():
-            found.extend(replace_convolutions(torch.fx.GraphModule(graph, copy.deepcopy(graph.graph)), before=before))
-        found.extend(replace_convolutions(graph, before=asked[0]))
+        for value in asked[1:] if is_before_upsampling(graph) else ():
+            copied = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+            found.extend(replace_convolutions(copied, before_upsampling=value))
+        found.extend(replace_convolutions(graph, before_upsampling=asked[0]))
         return graph.forward
 
     torch.compile(model, backend=collect)(*args, **kwargs)
@@ -150,15 +151,15 @@ def explain_options(
 
 
 def replace_convolutions(
-    graph: torch.fx.GraphModule, chooses_layout: bool = True, before: bool | None = None
+    graph: torch.fx.GraphModule, chooses_layout: bool = True, before_upsampling: bool | None = None
 ) -> list[Convolution]:
     """Replace the calls that our kernels are to run, in place. Every convolution of the graph; logs tell it, too.
 
     Graphs inside, such as those of torch.utils.checkpoint, are treated alike. A graph without such a call is untouched.
     With ``chooses_layout`` a graph that gains by it runs in channels_last, and there images are convolved before they
-    are enlarged, if ``before``, what the option says, allows it.
+    are enlarged, if ``before_upsampling``, what the option says, allows it.
     """
-    found = (chooses_layout and _settle_in_channels_last(graph, before)) or _settle_all(graph)
+    found = (chooses_layout and _settle_in_channels_last(graph, before_upsampling)) or _settle_all(graph)
     for each in found:
         state = "haloconv's operator" if each.replaced else "left to PyTorch"
         state += f" with {' and '.join(each.fused)}" if each.fused else ""
@@ -178,7 +179,7 @@ def _settle_all(graph: torch.fx.GraphModule) -> list[Convolution]:
     return found
 
 
-def _settle_in_channels_last(graph: torch.fx.GraphModule, before: bool | None) -> list[Convolution]:
+def _settle_in_channels_last(graph: torch.fx.GraphModule, before_upsampling: bool | None) -> list[Convolution]:
     """Every convolution, settled in a graph whose images are in channels_last, if that is faster for all of them.
 
     Logs tell it. Empty if the graph stays as it was.
@@ -188,7 +189,7 @@ def _settle_in_channels_last(graph: torch.fx.GraphModule, before: bool | None) -
         return []
     try:
         copied, was = copy_of(graph), propagated(graph)
-        upsampled = convolve_before_upsampling(copied, before, was.all_written)
+        upsampled = convolve_before_upsampling(copied, before_upsampling, was.all_written)
         if upsampled:
             note_values(copied, propagated(copied))
         read = {node: _read_in_channels_last(*asked) for node, asked in _of_images(copied).items()}

@@ -90,20 +90,19 @@ class CutLayer(Layer):
         Of shards the first one's, which is no smaller than others; of a padded copy its own.
         """
         plan = self._plan_at_once(step)
-        return self._convolved(step, "ran") if plan is None else Config(plan.choice.kernel, plan.choice.config)
+        return self._convolved(step).ran(step) if plan is None else Config(plan.choice.kernel, plan.choice.config)
 
     def choice(self, step: Step) -> Choice:
         """What runs the step, and why: in one launch, perhaps saving a copy, by rims, or of a padded copy."""
         plan = self._plan_at_once(step)
-        return self._convolved(step, "choice") if plan is None else plan.choice
+        return self._convolved(step).choice(step) if plan is None else plan.choice
 
-    def _convolved(self, step: Step, what: str) -> Any:
-        """What ``Layer`` says of the image with zeros around it where rims follow, else of its padded copy."""
-        modes = modes_in_use(self.modes, self.spec.padding)
-        if self.shards > 1 or step == "bgrad" or modes == ZEROS or self._job(step) is not None:
-            return getattr(super(), what)(step)
-        copy, left = padded_copy(self.x.detach(), self.spec, modes)
-        return getattr(super(CutLayer, replace(self, x=copy, spec=left, modes=ZEROS)), what)(step)
+    def _convolved(self, step: Step) -> Layer:
+        """What is convolved without modes: the image with zeros around it where it is cut, else its padded copy."""
+        x, spec, modes = self.x, self.spec, modes_in_use(self.modes, self.spec.padding)
+        if step != "bgrad" and self.shards == 1 and modes != ZEROS and self._job(step) is None:
+            x, spec = padded_copy(x.detach(), spec, modes)
+        return Layer(self.name, x, self.w, self.b, self.dy, spec, self.layout)
 
     def _job(self, step: Step) -> Job | None:
         """How the image is cut, of gradients where they are recorded; None if it is not."""

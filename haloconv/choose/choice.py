@@ -146,8 +146,8 @@ def recorded(problem: Problem, device: torch.device, examines: bool = True) -> C
 def _with_residual(choice: Choice, problem: Problem, device: torch.device) -> Choice:
     """The choice by a record without a residual: the family decides where it has another kernel first for one.
 
-    ``halo_sm90/conv`` may take three times as long with one (a VAE decoder's layer: 0.14 and 0.48 ms), which a record
-    of the convolution alone does not know.
+    ``halo_sm90/conv`` may take three times as long with one (a VAE decoder's layer on an NVIDIA H200: 0.14 and 0.48
+    ms), which a record of the convolution alone does not know.
     """
     first = FAMILIES[choice.family].configs(dense_request(problem, device))[0]
     return choice if first.kernel == choice.kernel else choice._replace(kernel="", config="")

@@ -290,9 +290,11 @@ def _has_few_pixels(problem: Problem) -> bool:
     tf32, nchw = problem.precision_label == "tf32", problem.layout == "nchw"
     if not nchw:
         return tf32 and problem.direction == "dgrad" and pixels <= 1 << 11 and problem.n == 1 and weights <= 1 << 16
-    if (problem.direction == "dgrad") if tf32 else (weights <= 1 << 14):
-        return pixels <= _PIXELS_OF_FEW_IMAGES
-    return pixels <= 400 and (weights >= 1 << 18 if not tf32 else weights <= 1 << 18 or problem.q <= 7)
+    if tf32:
+        if problem.direction == "dgrad":
+            return pixels <= _PIXELS_OF_FEW_IMAGES
+        return pixels <= 400 and (weights <= 1 << 18 or problem.q <= 7)
+    return pixels <= (_PIXELS_OF_FEW_IMAGES if weights <= 1 << 14 else 400 if weights >= 1 << 18 else 0)
 
 
 RULES = (

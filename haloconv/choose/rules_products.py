@@ -16,7 +16,7 @@ from haloconv.roofline import limit_ms
 _LEAST_MAP, _LEAST_OF_TAPS = 196, 4 << 20  # pixels of an image, elements of the result: where a tap is a product
 _LEAST_STRIDED = 256  # channels of strided gradients in nhwc: 64 were at 0.68 in TF32 (a draw of 2026-11-28)
 _MOST_OF_DGRAD = 1024  # filters of 1x1 gradients in nhwc, 16 bits: from there on 0.92, 0.985 and 0.996 (draws)
-_FULL = 0.95  # the least share of chunks of channels, and of blocks of filters, that are no zeros (is_full)
+_FULL = 0.95  # the least share of chunks of channels, and of blocks of filters, that are no zeros
 _CHUNK_BYTES, _BLOCK = 128, 64  # of channels; filters
 _LEAST_PRODUCT_BYTES = 8_000_000  # that a 1x1 layer reads of pixels and writes: the least that was measured
 
@@ -60,7 +60,7 @@ def _has_a_product_kernel(problem: Problem, device: torch.device) -> bool:
     return taken and family.configs(dense_request(problem, device))[0].kernel != "halo_sm90/conv"
 
 
-def is_full(problem: Problem) -> bool:
+def _fills_its_tiles(problem: Problem) -> bool:
     """Whether hardly anything of what ``halo_sm90`` multiplies for the layer's channels and filters is padding."""
     channels, filters = (problem.c, problem.k) if problem.direction == "fprop" else (problem.k, problem.c)
     held = _CHUNK_BYTES // problem.dtype.itemsize
@@ -80,7 +80,7 @@ def is_a_product_for_each_tap(problem: Problem, device: torch.device) -> bool:
     split, or that there is no tile of 128 by 256 for each multiprocessor (few images of 512 channels: 0.90 in TF32).
 
     In ``nchw`` by tuning and rows of that GPU the same day: 27 layers of networks of 128 channels and more, strides and
-    7x7 among them, were at 1.06 or better, one whose channels were split at 0.79. 15 of few images that clusters run
+    7x7 among them, were at 1.06 or better, one whose channels were split at 0.79. Ten of few images that clusters run
     were at 1.09 or better. Of 17 draws that the rule named then the ten whose channels and filters fill their blocks
     were at 1.00 or better, the seven others at 0.67 to 1.09.
 
@@ -97,7 +97,7 @@ def is_a_product_for_each_tap(problem: Problem, device: torch.device) -> bool:
     reads_twice = problem.r > problem.stride[0] or problem.s > problem.stride[1]
     if max(problem.stride) > 2 or not reads_twice:
         return False  # nobody measured these
-    if channels < (128 if is_planes else 64) or not is_full(problem) or support.why_no_tensor_cores(problem):
+    if channels < (128 if is_planes else 64) or not _fills_its_tiles(problem) or support.why_no_tensor_cores(problem):
         return False
     family = FAMILIES["halo_sm90"]
     if family.why_not(problem, device) is not None:

@@ -242,6 +242,8 @@ def test_fp64_has_tensor_cores_where_they_were_measured(
         ("dgrad", (128, 40, 23, 31, 56, 1, 7), {"padding": (0, 0, 3, 3)}, "aten"),  # few channels
         ("dgrad", (1, 256, 56, 56, 128, 3, 3), {}, "aten"),  # few outputs
         ("fprop", (128, 256, 28, 28, 256, 3, 3), {"layout": "nchw", "stride": (2, 2)}, "halo_sm90"),
+        ("fprop", (128, 256, 28, 28, 256, 2, 2), {"layout": "nchw", "stride": (2, 2), "padding": (0,) * 4}, "aten"),
+        ("fprop", (128, 256, 28, 28, 256, 3, 3), {"layout": "nchw", "stride": (3, 3)}, "aten"),
         ("fprop", (8, 256, 14, 14, 256, 3, 3), {"layout": "nchw"}, "halo_sm90"),  # in clusters
         ("fprop", (8, 256, 14, 14, 256, 3, 3), {}, "aten"),  # the same
         ("wgrad", (2, 512, 33, 33, 512, 5, 5), {"padding": (2,) * 4, "groups": 32}, "aten"),  # grouped_sm90 refuses it

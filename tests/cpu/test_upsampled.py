@@ -129,7 +129,7 @@ class Seen:
         self.told: list[backends.Convolution] = []
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
-        self.told = backends.replace_convolutions(graph, before=self.before)
+        self.told = backends.replace_convolutions(graph, before_upsampling=self.before)
         self.code = graph.code
         return lookup_backend("aot_eager")(graph, inputs)
 

@@ -197,17 +197,17 @@ def _networks(suite: Path, words: Words, effort: Effort, compiled: bool, stale: 
     Of these, rows of layers among them, those of the directions that are asked for.
     """
     only = _stale_rows(stale, COMPILED if compiled else NETWORKS)
-    of_rows = only is not None and not compiled
-    if only is not None and of_rows and words.directions is not None:
-        wanted = {key: [row for row in rows if row[1] in words.directions] for key, rows in only.items()}
-        only = {key: rows for key, rows in wanted.items() if rows}
+    whole = words.directions
+    if only is not None and not compiled and whole is not None:
+        wanted = {key: [row for row in rows if row[1] in whole] for key, rows in only.items()}
+        only, whole = {key: rows for key, rows in wanted.items() if rows}, None
     return NetworkOrder(
         cases=_named(load_networks(suite), words.cases),
         precisions=words.precisions or _usual(["tf32", "bf16"], PRECISIONS, only),
         layouts=words.layouts or _usual(["nchw", "nhwc"], LAYOUTS, only),
         effort=effort,
         only=only,
-        directions=_whole_directions(None if of_rows else words.directions, compiled),
+        directions=_whole_directions(whole, compiled),
     )
 
 
