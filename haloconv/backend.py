@@ -43,6 +43,7 @@ from haloconv.fusion.convolutions import (
     spec_of,
     value_of,
 )
+from haloconv.fusion.enlarged import enlarge_by_views
 from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
 from haloconv.fusion.group_norms import norms_by_channel
 from haloconv.fusion.upsampled import OPTION, asked_by_option, convolve_before_upsampling, is_before_upsampling
@@ -168,12 +169,13 @@ def replace_convolutions(
 
 
 def _settle_all(graph: torch.fx.GraphModule) -> list[Convolution]:
-    """Every convolution of a graph and of those inside, each settled."""
+    """Every convolution of a graph and of those inside, each settled; where one is ours images are enlarged by views."""
     found = []
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule):
             told = [_settle(node) for node in [*module.graph.nodes] if is_convolution(node)]
             if any(each.replaced for each in told):
+                enlarge_by_views(module)
                 module.recompile()
             found += told
     return found

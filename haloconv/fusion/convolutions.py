@@ -74,6 +74,13 @@ def value_of(argument: object) -> Any:
     return argument.meta.get("example_value", argument.meta.get("val"))
 
 
+def is_known_image(value: object) -> bool:
+    """Whether what is known of a node is a batch of images, none of them empty, whose extents and strides are numbers."""
+    if not isinstance(value, torch.Tensor) or value.dim() != 4:
+        return False
+    return all(isinstance(each, int) for each in (*value.shape, *value.stride())) and value.numel() > 0
+
+
 def _why_not(node: torch.fx.Node, given: dict[str, Any]) -> str | None:
     """A sentence: what of a call is not as our operator needs it. None if nothing is."""
     unknown: list[object] = []

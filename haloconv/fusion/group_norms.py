@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from haloconv.fusion.convolutions import is_known_image
 from haloconv.layout import is_channels_last
 
 Tensor = torch.Tensor
@@ -29,7 +30,7 @@ def norms_by_channel(graph: torch.fx.GraphModule, value_of: Callable[[Any], Any]
             continue
         given = {"weight": None, "bias": None, "eps": 1e-5} | dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
         x, y = value_of(given["input"]), value_of(node)
-        if not _is_known(x) or not _is_known(y) or not is_channels_last(tuple(x.shape), x.stride()):
+        if not is_known_image(x) or not is_known_image(y) or not is_channels_last(tuple(x.shape), x.stride()):
             continue
         arguments = (*(given[name] for name in _NAMES), y.dtype)
         with graph.graph.inserting_before(node):
@@ -41,12 +42,6 @@ def norms_by_channel(graph: torch.fx.GraphModule, value_of: Callable[[Any], Any]
     if found:
         graph.recompile()
     return found
-
-
-def _is_known(value: object) -> bool:
-    if not isinstance(value, torch.Tensor) or value.dim() != 4:
-        return False
-    return all(isinstance(each, int) for each in (*value.shape, *value.stride())) and value.numel() > 0
 
 
 def group_norm_by_channel(

@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from haloconv.fusion.convolutions import arguments_of, is_convolution, is_transposed, value_of
+from haloconv.fusion.enlarged import INTERPOLATE, NEAREST, image_of, mode_of
 
 Node = torch.fx.Node
 Tensor = torch.Tensor
@@ -24,8 +25,6 @@ OPTION = "convolve_before_upsampling"
 """The option of torch.compile: True for every such pair, False for none; without it those of ``_is_by_default``."""
 LEAST_CHANNELS = 64
 """Fewer, of image or filters, are left: bytes decide there, and those of the rearranged result are as many as saved."""
-_INTERPOLATE = torch.nn.functional.interpolate
-_NAMES = ("input", "size", "scale_factor", "mode")
 
 
 def asked_by_option(value: object) -> bool | None:
@@ -51,12 +50,12 @@ def convolve_before_upsampling(
     found = 0
     for node in [*graph.graph.nodes] if asked is not False else ():
         enlarging = _enlarging(node) if is_convolution(node) else None
-        if enlarging is None or getattr(_image(enlarging), "name", "") in written:
+        if enlarging is None or getattr(image_of(enlarging), "name", "") in written:
             continue
         if not (asked or _is_by_default(node)):
             continue
         with graph.graph.inserting_before(node):
-            y, result = _shuffled(graph.graph, node, _image(enlarging))
+            y, result = _shuffled(graph.graph, node, image_of(enlarging))
         y.meta.update({name: value for name, value in node.meta.items() if name != "example_value"})
         node.replace_all_uses_with(result)
         graph.graph.erase_node(node)
@@ -86,24 +85,19 @@ def _enlarging(node: Node) -> Node | None:
     """The node that enlarges the convolution's image, if both are of this kind."""
     given = arguments_of(node)
     image, w = given["input"], value_of(given["weight"])
-    if not isinstance(image, Node) or image.target is not _INTERPOLATE or set(image.users) != {node}:
+    if not isinstance(image, Node) or image.target is not INTERPOLATE or set(image.users) != {node}:
         return None
-    x, enlarged = value_of(_image(image)), value_of(image)
+    x, enlarged = value_of(image_of(image)), value_of(image)
     if not all(isinstance(each, Tensor) for each in (x, w, enlarged)):
         return None
-    mode = image.kwargs.get("mode", image.args[3] if len(image.args) > 3 else "nearest")
     n, c, h, width = x.shape if x.dim() == 4 else (0, 0, 0, 0)
-    twofold = mode in ("nearest", "nearest-exact") and tuple(enlarged.shape) == (n, c, 2 * h, 2 * width)
+    twofold = mode_of(image) in NEAREST and tuple(enlarged.shape) == (n, c, 2 * h, 2 * width)
     settings = [_pair(given[name]) for name in ("stride", "padding", "dilation")]
     same = given["padding"] == "same" or settings[1] == (1, 1)
     plain = settings[0] == settings[2] == (1, 1) and same and given["groups"] == 1 and not is_transposed(node, given)
     wide = w.dim() == 4 and tuple(w.shape[2:]) == (3, 3) and min(w.shape[:2]) >= LEAST_CHANNELS
     alike = (x.dtype, x.requires_grad) == (enlarged.dtype, enlarged.requires_grad)
     return image if twofold and plain and wide and alike else None
-
-
-def _image(enlarging: Node) -> Any:
-    return enlarging.kwargs.get("input", enlarging.args[0] if enlarging.args else None)
 
 
 def _pair(value: Any) -> Any:

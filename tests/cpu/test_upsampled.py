@@ -169,7 +169,7 @@ def test_where_none_is(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backends, "_gains_by_channels_last", lambda forward: False)
     seen = Seen({"not asked for": False, "gradients by default": None}.get(reason, True))
     compared(Module(), seen)
-    assert "filters_of" not in seen.code and "interpolate" in seen.code
+    assert "filters_of" not in seen.code and "fusion_enlarged_enlarged" in seen.code
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
