@@ -169,7 +169,7 @@ def replace_convolutions(
 
 
 def _settle_all(graph: torch.fx.GraphModule) -> list[Convolution]:
-    """Every convolution of a graph and of those inside, each settled; where one is ours images are enlarged by views."""
+    """Every convolution of a graph and of those inside, settled; where one is ours images are enlarged by views."""
     found = []
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule):

@@ -75,7 +75,7 @@ def value_of(argument: object) -> Any:
 
 
 def is_known_image(value: object) -> bool:
-    """Whether what is known of a node is a batch of images, none of them empty, whose extents and strides are numbers."""
+    """Whether it is a batch of images, none of them empty, whose extents and strides are numbers."""
     if not isinstance(value, torch.Tensor) or value.dim() != 4:
         return False
     return all(isinstance(each, int) for each in (*value.shape, *value.stride())) and value.numel() > 0
