@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -95,7 +96,11 @@ class _Backend:
         check_version(torch.__version__)
         options = dict(options or {})
         before_upsampling = asked_by_option(options.pop(OPTION, None))
-        replace_convolutions(graph, options.get("layout_optimization", True), before_upsampling)
+        found = replace_convolutions(graph, options.get("layout_optimization", True), before_upsampling)
+        if any(each.replaced for each in found):
+            measure = import_module("haloconv.fusion.batch_norms")  # of Inductor, which takes seconds to import
+            before = options.get(measure.PASS, getattr(import_module("torch._inductor.config"), measure.PASS))
+            options[measure.PASS] = measure.MeasureWhatIsStored(before)
         inductor = torch._TorchCompileInductorWrapper(mode, options or None, None)
         compiled: Callable[..., Any] = inductor(graph, example_inputs)
         return compiled

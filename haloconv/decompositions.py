@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import conv_backward_flop, conv_flop, register_flop_formula
 
+from haloconv import moments
 from haloconv import plan as plans
 from haloconv.epilogue import applied
 from haloconv.layout import Layout
@@ -52,6 +53,10 @@ def _fprop_epilogue(
 ) -> Tensor:
     y = _fprop(x, w, None if has_scale else b, *values)
     return applied(y, b, Epilogue(has_scale, activation), residual)
+
+
+def _fprop_moments(x: Tensor, w: Tensor, *values: Any) -> moments.Measured:
+    return moments.measured(_fprop(x, w, None, *values))
 
 
 def _dgrad(dy: Tensor, w: Tensor, x_shape: Sequence[int], layout: Layout, *values: Any) -> Tensor:
@@ -122,9 +127,14 @@ def _counted(formula: Callable[..., int], shapes: list[Any], others: list[Any], 
     return formula(*shapes, [1, 1], [0, 0], [1, 1], False, *others, out_val=out_shape)
 
 
-_BODIES: dict[Any, Callable[..., Tensor]] = {
+def _fprop_moments_flop(x_shape: Sequence[int], w_shape: Sequence[int], *values: Any, out_shape: Any, **_: Any) -> int:
+    return _counted(conv_flop, [x_shape, w_shape, None], [], out_shape[0])
+
+
+_BODIES: dict[Any, Callable[..., Any]] = {
     OPERATORS.fprop.default: _fprop,
     OPERATORS.fprop_epilogue.default: _fprop_epilogue,
+    OPERATORS.fprop_moments.default: _fprop_moments,
     OPERATORS.dgrad.default: _dgrad,
     OPERATORS.wgrad.default: _wgrad,
     OPERATORS.bgrad.default: _bgrad,
@@ -132,6 +142,7 @@ _BODIES: dict[Any, Callable[..., Tensor]] = {
 _FORMULAS: dict[Any, Callable[..., int]] = {
     OPERATORS.fprop: _fprop_flop,
     OPERATORS.fprop_epilogue: _fprop_flop,
+    OPERATORS.fprop_moments: _fprop_moments_flop,
     OPERATORS.dgrad: _dgrad_flop,
     OPERATORS.wgrad: _wgrad_flop,
 }

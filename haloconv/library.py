@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from haloconv import moments
 from haloconv import plan as plans
 from haloconv.autograd import save_needed
 from haloconv.epilogue import activation_backward, scaled
@@ -27,6 +28,7 @@ for _schema in (
     f"fprop(Tensor x, Tensor w, Tensor? b, {SPEC_SCHEMA}) -> Tensor",
     "fprop_epilogue(Tensor x, Tensor w, Tensor? b, Tensor? residual, bool has_scale, str? activation, "
     f"{SPEC_SCHEMA}) -> Tensor",
+    f"fprop_moments(Tensor x, Tensor w, {SPEC_SCHEMA}) -> (Tensor, Tensor, Tensor)",
     f"dgrad(Tensor dy, Tensor w, SymInt[4] x_shape, str layout, {SPEC_SCHEMA}) -> Tensor",
     f"wgrad(Tensor dy, Tensor x, SymInt[4] w_shape, str layout, {SPEC_SCHEMA}) -> Tensor",
     "bgrad(Tensor dy, str family) -> Tensor",
@@ -54,6 +56,11 @@ def _fprop_epilogue(
     plan = plans.plan_fprop(x, w, b, _spec(*values), epilogue, residual)
     y = plan.traced(x, w, b, *more) if profiler._is_profiler_enabled else plan.run(x, w, b, *more)
     return _as_told(y, plan.layout)
+
+
+def _fprop_moments(x: Tensor, w: Tensor, *values: Any) -> moments.Measured:
+    y, variance, mean = moments.fprop(x, w, _spec(*values))
+    return _as_told(y, plans.result_layout(x, w)), variance, mean
 
 
 def _as_told(result: Tensor, layout: Layout) -> Tensor:
@@ -84,6 +91,7 @@ def _bgrad(dy: Tensor, family: str) -> Tensor:
 for _name, _body in (
     ("fprop", _fprop),
     ("fprop_epilogue", _fprop_epilogue),
+    ("fprop_moments", _fprop_moments),
     ("dgrad", _dgrad),
     ("wgrad", _wgrad),
     ("bgrad", _bgrad),
@@ -114,6 +122,13 @@ def _fake_fprop_epilogue(
     return x.new_empty_strided(shape, strides_of(shape, layout))
 
 
+@torch.library.register_fake("haloconv::fprop_moments", lib=_library)
+def _fake_fprop_moments(x: Tensor, w: Tensor, *values: Any) -> moments.Measured:
+    y: Tensor = _fake_fprop_epilogue(x, w, None, None, False, None, *values)
+    variance, mean = (x.new_empty((1, y.shape[1], 1, 1), dtype=torch.float32) for _ in range(2))
+    return y, variance, mean
+
+
 @torch.library.register_fake("haloconv::dgrad", lib=_library)
 def _fake_dgrad(dy: Tensor, w: Tensor, x_shape: list[int], layout: Layout, *values: Any) -> Tensor:
     return dy.new_empty_strided(x_shape, strides_of(tuple(x_shape), layout))
@@ -130,7 +145,7 @@ def _fake_bgrad(dy: Tensor, family: str) -> Tensor:
 
 
 OPERATORS = torch.ops.haloconv
-"""``fprop``, ``fprop_epilogue``, ``dgrad``, ``wgrad`` and ``bgrad``."""
+"""``fprop``, ``fprop_epilogue``, ``fprop_moments``, ``dgrad``, ``wgrad`` and ``bgrad``."""
 
 
 # --- gradients: the table at the head of haloconv.autograd

@@ -25,6 +25,7 @@ from tests import emulated_halo_sm90_classes as classes
 from tests import emulated_halo_sm90_edges as edges
 from tests import emulated_halo_sm90_implicit_gemm as of_taps
 from tests import emulated_halo_sm90_joined as joined
+from tests import emulated_halo_sm90_moments as measured
 from tests import emulated_halo_sm90_planes as planes
 from tests import emulated_halo_sm90_pointwise as of_pointwise
 from tests import emulated_halo_sm90_residual as residuals
@@ -96,11 +97,12 @@ TILED = (
     case("joined_small", "images of few pixels, of which every eighth plane is aligned", (3, 64, 7, 7), (72, 3, 3),
          padding=1),
 )  # fmt: skip
-PARTS = (wgrad, wgrad_ss, of_pointwise, planes, of_taps, classes, joined, residuals, edges, wgrad_edges)
+PARTS = (wgrad, wgrad_ss, of_pointwise, planes, of_taps, measured, classes, joined, residuals, edges, wgrad_edges)
 CASES = (*TILED, *(each for part in PARTS for each in part.CASES))
 KERNELS_APART = {  # what runs of these shapes alone launch
     **dict.fromkeys(wgrad_ss.SHAPES, wgrad_ss.KERNELS),
     **dict.fromkeys(of_taps.SHAPES, of_taps.KERNELS),
+    **dict.fromkeys(measured.SHAPES, measured.KERNELS),
     **dict.fromkeys(edges.SHAPES, edges.KERNELS),
     **dict.fromkeys(wgrad_edges.SHAPES, wgrad_edges.KERNELS),
 }
@@ -233,7 +235,7 @@ def forced(shape: str) -> Iterator[None]:
     module = next((each for each in PARTS if shape in each.SHAPES), None)
     if module or not shape:
         with ExitStack() as stack:
-            for other in (each for each in (wgrad_ss, of_taps) if each is not module):
+            for other in (each for each in (wgrad_ss, of_taps) if module not in (each, measured)):
                 stack.enter_context(other.left_out())
             if module:
                 stack.enter_context(module.forced(shape))

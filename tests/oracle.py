@@ -24,6 +24,7 @@ from haloconv.precision import convolution_precision
 from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, EdgeModes, Epilogue, Modes, Problem
 from haloconv.reference import Error, Limits, Oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors
+from tests.measured import run_measured
 
 RESULTS = ("fprop", "dgrad", "wgrad", "bgrad")
 RELU, SCALE_RELU, RESIDUAL_RELU, SCALE_RESIDUAL = "relu", "scale_relu", "residual_relu", "scale_residual"
@@ -34,6 +35,7 @@ EPILOGUES = {  # of fprop; dy is what is added
     SCALE_RESIDUAL: Epilogue(True, None, True),
 }
 ACTIVATED = (RELU, SCALE_RELU)
+MOMENTS = "moments"  # of fprop without a bias, whose results are measured as they are stored
 EDGES: dict[str, tuple[Direction, EdgeModes]] = {  # what stands outside the image is other pixels of it
     "circular": ("fprop", ("circular", "circular")),
     "reflect_replicate": ("fprop", ("reflect", "replicate")),
@@ -48,7 +50,7 @@ EDGES: dict[str, tuple[Direction, EdgeModes]] = {  # what stands outside the ima
     "halo_zeros": ("fprop", ("halo", "zeros")),  # rows that wrap, from a tensor of their own
     "halo_circular": ("fprop", ("halo", "circular")),
 }
-FORWARD = ("fprop", *EPILOGUES, *(name for name, (direction, _) in EDGES.items() if direction == "fprop"))
+FORWARD = ("fprop", MOMENTS, *EPILOGUES, *(name for name, (direction, _) in EDGES.items() if direction == "fprop"))
 _SCALES = (1.0, -2.0, 3.0, -1.0, 2.0)  # of one filter after the other: products with integers stay integers
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FENCE_BYTES = 4096
@@ -65,6 +67,8 @@ def run(result: str, t: Tensors, one: Case) -> torch.Tensor:
     """One raw result of haloconv, below autograd: y, dx, dw or db, or y behind an epilogue."""
     if result == "fprop":
         return plan.fprop(t.x, t.w, t.b, one.spec)
+    if result == MOMENTS:
+        return run_measured(t, one)
     if result in EPILOGUES:
         b, residual = third_operand(result, t), [t.dy] * EPILOGUES[result].residual
         return plan.plan_fprop(t.x, t.w, b, one.spec, EPILOGUES[result], *residual).run(t.x, t.w, b, *residual)
@@ -151,8 +155,8 @@ def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:
     if t.w.is_cuda and problem_of(result, t, spec).flops < CPU_FLOPS:
         answer = expected(result, t.each(torch.Tensor.cpu), spec)
         return Oracle(*(v.to(t.w.device) for v in answer))
-    if result == "fprop":
-        return reference.oracle_fprop(t.x, t.w, t.b, spec)
+    if result in ("fprop", MOMENTS):
+        return reference.oracle_fprop(t.x, t.w, None if result == MOMENTS else t.b, spec)
     if result in EPILOGUES:
         b = None if EPILOGUES[result].scale else t.b
         return _epilogued(result, t, reference.oracle_fprop(t.x, t.w, b, spec))
@@ -181,8 +185,8 @@ def baseline(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
         tail = (spec.stride, (0, 0), spec.dilation, False, (0, 0), spec.groups)
         if result in FORWARD:
             scales = result in EPILOGUES and EPILOGUES[result].scale
-            y = torch.ops.aten.convolution(x, t.w, None if scales else t.b, *tail)
-            return y if result == "fprop" else _epilogued(result, t, Oracle(y, y)).value
+            y = torch.ops.aten.convolution(x, t.w, None if scales or result == MOMENTS else t.b, *tail)
+            return y if result in ("fprop", MOMENTS) else _epilogued(result, t, Oracle(y, y)).value
         mask = [result == "dgrad", result == "wgrad", False]
         dx, dw, _ = torch.ops.aten.convolution_backward(t.dy, x, t.w, None, *tail, mask)
         h, w = t.x.shape[2:]
@@ -194,7 +198,8 @@ def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Problem:
     (n, c, h, w), (k, _, r, s), epilogue = t.x.shape, t.w.shape, EPILOGUES.get(result, NO_EPILOGUE)
     return Problem(
         direction, n, c, h, w, k, r, s, spec.stride, spec.padding, spec.dilation, spec.groups,
-        bias=t.b is not None and direction == "fprop" and not epilogue.scale, dtype=t.x.dtype, epilogue=epilogue,
+        bias=t.b is not None and direction == "fprop" and result != MOMENTS and not epilogue.scale,
+        dtype=t.x.dtype, epilogue=epilogue,
         precision=spec.precision or "ieee" if t.x.dtype == torch.float32 else "ieee",
     )  # fmt: skip
 
@@ -308,8 +313,8 @@ def tap_sums(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
     if result in FORWARD:
         y = y.reshape(n, k, p, q)
         scales = result in EPILOGUES and EPILOGUES[result].scale
-        y = y if scales or t.b is None else y + t.b.double()[:, None, None]
-        return y if result == "fprop" else _epilogued(result, t, Oracle(y, y)).value
+        y = y if scales or t.b is None or result == MOMENTS else y + t.b.double()[:, None, None]
+        return y if result in ("fprop", MOMENTS) else _epilogued(result, t, Oracle(y, y)).value
     if result == "dgrad":
         return dx[..., top : top + h, left : left + w].reshape(n, c, h, w)
     return dw.reshape(k, cg, r, s)

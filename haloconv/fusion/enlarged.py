@@ -55,8 +55,8 @@ def _factors_of(node: Node) -> tuple[int, int] | None:
 
     For these a row of the result is exactly of the row before it by division, however PyTorch rounds the quotient.
     """
-    image = image_of(node)
-    x, y = value_of(image) if isinstance(image, Node) else None, value_of(node)
+    x: Any = value_of(image_of(node))
+    y: Any = value_of(node)
     if mode_of(node) not in NEAREST or not (is_known_image(x) and is_known_image(y)):
         return None
     if not y.requires_grad or x.dtype != y.dtype or _order_of(x) is None or _order_of(x) != _order_of(y):

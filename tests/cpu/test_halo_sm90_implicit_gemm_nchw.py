@@ -260,7 +260,7 @@ def test_a_launch_is_of_clusters_and_waits_for_packed_filters(w_layout: str, mon
     with emulated_device(sm_count=SM_COUNT):
         for inside in (True, False):
             tile = next(each for each in tiles_of(request) if each.in_cluster == inside)
-            pointwise._multiply_launch(request, one, tile, implicit_gemm.source(one, tile))
+            pointwise.multiply_launch(request, one, tile, implicit_gemm.source(one, tile))
             shape, pdl = launched.pop()
             assert (shape.grid, shape.cluster) == (tile.grid(one, SM_COUNT), 2 if inside else 1)
             assert pdl == (w_layout == "nchw" and not inside)

@@ -26,6 +26,7 @@ from tests import (
     emulated_depthwise,
     emulated_halo_sm90_edges,
     emulated_halo_sm90_implicit_gemm,
+    emulated_halo_sm90_moments,
     emulated_halo_sm90_planes,
     emulated_halo_sm90_pointwise,
     emulated_halo_sm90_wgrad,
@@ -106,7 +107,8 @@ def problems_of(subject: Subject) -> list[Tiny]:
             return whole
         not_finite = [Tiny(one, subject.results, "packed rows", False) for one in NOT_FINITE]
         of_1x1 = (emulated_halo_sm90_pointwise, emulated_halo_sm90_planes)
-        parts = (*of_1x1, emulated_halo_sm90_implicit_gemm, emulated_halo_sm90_wgrad_ss)
+        of_taps = (emulated_halo_sm90_implicit_gemm, emulated_halo_sm90_moments)
+        parts = (*of_1x1, *of_taps, emulated_halo_sm90_wgrad_ss)
         forced_ones = (each for part in parts for each in part.SANITIZED)
         special = [Tiny(BY_NAME[name], results, shape) for name, results, shape in forced_ones]
         # Rows of edges_joined begin at other places of 16 bytes each, so that units of two warps meet at other pixels.

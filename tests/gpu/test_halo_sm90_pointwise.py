@@ -8,17 +8,26 @@ from dataclasses import replace
 import pytest
 import torch
 
-from haloconv.families.halo_sm90.pointwise import implicit_gemm, pointwise, pointwise_planes
+from haloconv.families.halo_sm90.pointwise import implicit_gemm, moments, pointwise, pointwise_planes
 from haloconv.plan import form_of
 from haloconv.precision import Precision
 from haloconv.problem import Direction, Request
-from tests import emulated_halo_sm90_implicit_gemm, emulated_halo_sm90_planes, emulated_halo_sm90_pointwise
+from tests import (
+    emulated_halo_sm90_implicit_gemm,
+    emulated_halo_sm90_moments,
+    emulated_halo_sm90_planes,
+    emulated_halo_sm90_pointwise,
+    oracle,
+)
 from tests.cases import Case, Tensors, case, make
 from tests.emulated import Run
 from tests.families import HALO_SM90, Subject, each_dtype, name_of, over
 from tests.gpu.runs import check_every_config, check_run, runs_of
+from tests.launches import launched
+from tests.measured import check_moments
 
-RUNS = runs_of("halo_sm90", emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, emulated_halo_sm90_implicit_gemm)
+_PARTS = (emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, emulated_halo_sm90_implicit_gemm)
+RUNS = runs_of("halo_sm90", *_PARTS, emulated_halo_sm90_moments)
 LAYERS = tuple(
     case(f"{name}_{storage}", reason, x, filters, storage=storage)
     for storage in ("contiguous", "channels_last")
@@ -90,6 +99,29 @@ def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, result: D
     request = _request(one, dtype, result, t, spec.precision or "ieee")
     kernel = next(each for each in KERNELS if each.why_not(request) is None)
     check_every_config(kernel, request, one, t, subject, record)
+
+
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
+@pytest.mark.parametrize("one", [one for one in (*LAYERS, *OF_TAPS) if one.storage == "channels_last"], ids=name_of)
+def test_what_is_stored_is_measured(subject: Subject, dtype: torch.dtype, one: Case, record: Callable) -> None:
+    """In every config: the bits that the convolution alone has, statistics of these, and the same bits twice."""
+    t, spec = make(one, dtype, "cuda")._replace(b=None), subject.on(one, dtype).spec
+    request = _request(one, dtype, "fprop", t, spec.precision or "ieee")
+    request = replace(request, problem=replace(request.problem, bias=False))
+    plain = implicit_gemm if max(one.extents[5:]) > 1 else pointwise
+    configs = plain.configs(request)
+    measured = [config for config in configs if moments.is_measured(request, config)]
+    assert len(measured) == sum(config.derived.parts == 1 for config in configs)
+    for config in measured:
+        want = plain.bind(request, config)(t.x, t.w, None)
+        with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
+            run = moments.bind(request, config)
+            got, again = run(t.x, t.w), run(t.x, t.w)
+        assert all(oracle.same_bits(each, other) for each, other in zip(got, again, strict=True))
+        assert oracle.same_bits(got[0], want)
+        check_moments(*(each.view(1, -1, 1, 1) if each.dim() == 1 else each for each in got))
+        zones.check()
+        record(names, oracle.MOMENTS, subject.label(dtype), oracle.check(oracle.MOMENTS, got[0], t, spec).norm)
 
 
 def _request(one: Case, dtype: torch.dtype, result: Direction, t: Tensors, precision: Precision) -> Request:

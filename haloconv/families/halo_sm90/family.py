@@ -11,7 +11,7 @@ from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, Kernel
 from haloconv.families.halo_sm90 import sources
 from haloconv.families.halo_sm90.conv import conv, conv_edges
 from haloconv.families.halo_sm90.conv.configs import cost
-from haloconv.families.halo_sm90.pointwise import implicit_gemm, pointwise, pointwise_planes
+from haloconv.families.halo_sm90.pointwise import implicit_gemm, moments, pointwise, pointwise_planes
 from haloconv.families.halo_sm90.wgrad import wgrad, wgrad_edges
 from haloconv.families.halo_sm90.wgrad_ss import wgrad_ss
 from haloconv.jit import KernelSource
@@ -108,6 +108,12 @@ class HaloSm90Family:
 
     def bind(self, request: Request, config: Config) -> BoundCall:
         return _KERNELS[config.kernel].bind(request, config)
+
+    def measures(self, request: Request, config: Config) -> bool:
+        return moments.is_measured(request, config)
+
+    def bind_moments(self, request: Request, config: Config) -> moments.MomentsCall:
+        return moments.bind(request, config)
 
     def sources(self) -> list[KernelSource]:
         return sources.sources()

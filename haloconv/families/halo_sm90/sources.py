@@ -9,7 +9,7 @@ from itertools import product
 import torch
 
 from haloconv.families.halo_sm90.conv import conv
-from haloconv.families.halo_sm90.pointwise import implicit_gemm, pointwise, pointwise_planes
+from haloconv.families.halo_sm90.pointwise import implicit_gemm, moments, pointwise, pointwise_planes
 from haloconv.families.halo_sm90.wgrad import wgrad
 from haloconv.families.halo_sm90.wgrad_ss import wgrad_ss
 from haloconv.jit import KernelSource
@@ -84,6 +84,8 @@ def sources() -> list[KernelSource]:
         found |= {source.digest: source for source in pointwise.sources(request)}
     for request in _taps_requests():
         found |= {source.digest: source for source in implicit_gemm.sources(request)}
+    for request in _measured_requests():
+        found |= {source.digest: source for source in moments.sources(request)}
     for request in _planes_requests():
         found |= {source.digest: source for source in pointwise_planes.sources(request)}
     return list(found.values())
@@ -108,6 +110,14 @@ def _taps_requests() -> Iterator[Request]:
             yield dense_request(problem, _NO_DEVICE)
         packed = TensorForm(strides_of(one.w_shape, "nchw"), True)
         yield replace(dense_request(one, _NO_DEVICE), second=packed)
+
+
+def _measured_requests() -> Iterator[Request]:
+    """1x1 and 3x3 layers in nhwc and every type, without a bias; of several taps with filters packed, too."""
+    for dtype, taps in product((torch.float32, torch.float16, torch.bfloat16), (1, 3)):
+        one = replace(_problem("fprop", dtype, "nhwc", 160, 192), h=16, r=taps, s=taps, padding=(taps // 2,) * 4)
+        yield dense_request(one, _NO_DEVICE)
+        yield replace(dense_request(one, _NO_DEVICE), second=TensorForm(strides_of(one.w_shape, "nchw"), True))
 
 
 def _planes_requests() -> Iterator[Request]:

@@ -28,7 +28,7 @@ from haloconv.families.halo_sm90.pointwise.product import (
     joined,
     w_loads_of,
 )
-from haloconv.families.halo_sm90.pointwise.tile import Tile, tiles
+from haloconv.families.halo_sm90.pointwise.tile import Tile, shipped_tiles, tiles
 from haloconv.jit import KernelSource, kernel_source
 from haloconv.layout import strides_of
 from haloconv.problem import Problem, Request
@@ -38,7 +38,6 @@ __all__ = ["DIRECTIONS", "KERNEL", "all_tiles", "bind", "configs", "sources", "w
 KERNEL = "halo_sm90/implicit_gemm"
 DIRECTIONS = ("fprop", "dgrad")
 CORNER, MOST_STRIDE = 128, 8  # of im2col with four dimensions: corners from -CORNER to CORNER - 1
-_SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT = 227 << 10, 132  # of a block; of an NVIDIA H200
 
 
 def why_not(request: Request) -> str | None:
@@ -162,9 +161,14 @@ def cycles(request: Request, config: Config) -> float:
 
 def source(product: Product, tile: Tile) -> KernelSource:
     """The specialised source: of the layer's own extents none takes part but through the tile."""
+    return kernel_source("halo_sm90/implicit_gemm", "halo_sm90_implicit_gemm", constants_of(product, tile))
+
+
+def constants_of(product: Product, tile: Tile) -> dict[str, int | str]:
+    """The constants of a source."""
     own: dict[str, int | str] = {"TAPS": 1, **({"BY_LANES": 1} if product.by_lanes else {})}
     own |= {"CLUSTER": tile.cluster} if tile.in_cluster else {}
-    return kernel_source("halo_sm90/implicit_gemm", "halo_sm90_implicit_gemm", {**constants(product, tile), **own})
+    return {**constants(product, tile), **own}
 
 
 def bind(request: Request, config: Config) -> BoundCall:
@@ -182,7 +186,7 @@ def _gathered_shape(problem: Problem) -> tuple[int, int, int, int]:
 def sources(request: Request) -> Iterator[KernelSource]:
     """The sources of a tile of each kind that the request may have on an NVIDIA H200, and of its packing."""
     product = product_of(request)
-    found = tiles(product, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)
+    found = shipped_tiles(product)
     for tile in few_apart(
         found, lambda tile: (tile.m_blocks, tile.split_n, tile.in_cluster, tile.parts > 1), len(found)
     ):

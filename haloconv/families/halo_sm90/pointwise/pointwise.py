@@ -16,7 +16,7 @@ import torch
 from haloconv.families.base import MOST_CONFIGS, BoundCall, Config, config_key
 from haloconv.families.common import ELEMENTS, as_the_result, ceil_div, divisor, epilogue_constants, few_apart
 from haloconv.families.halo_sm90.pointwise.product import CHUNK_BYTES, SPAN, Product
-from haloconv.families.halo_sm90.pointwise.tile import Tile, product_of, tiles, why_not
+from haloconv.families.halo_sm90.pointwise.tile import Tile, product_of, shipped_tiles, tiles, why_not
 from haloconv.families.reduce.partials import Axis, Partials, bind_sum, followed
 from haloconv.jit import BoxMap, DataType, KernelSource, Pixels, Swizzle, kernel_source
 from haloconv.jit.launch import Launch, LaunchShape, Value
@@ -26,7 +26,6 @@ __all__ = ["DIRECTIONS", "KERNEL", "bind", "configs", "sources", "all_tiles", "w
 
 KERNEL = "halo_sm90/pointwise"
 DIRECTIONS = ("fprop", "dgrad")
-_SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT = 227 << 10, 132  # of a block; of an NVIDIA H200
 _THREADS, _PACK_THREADS = 384, 256  # of a block that multiplies, that packs
 _SLAB_ROWS = 64  # of M
 _TMA_BYTES = 16  # a residual begins at a multiple of it
@@ -111,7 +110,7 @@ def bound(
     """What ``bind`` gives for a product that this source multiplies, of a copy of x if there is one."""
     launches = _Launches(
         pack_launch(request, product, tile) if product.packs else None,
-        _multiply_launch(request, product, tile, multiplying),
+        multiply_launch(request, product, tile, multiplying),
         bind_sum(_sums(product, tile), request.device) if tile.parts > 1 else None,
     )
     return _call(launches, request, product, tile, copy)
@@ -120,7 +119,7 @@ def bound(
 def _call(launches: _Launches, request: Request, product: Product, tile: Tile, copy: Copied | None = None) -> BoundCall:
     shape, strides, clears = request.result_shape, request.result_strides, product.clears_gaps
     fills = product.has_gaps and not clears
-    packed_bytes = _FLAG_BYTES + product.packed_bytes(tile.spans(product))
+    packed_bytes = product.packed_bytes(tile.spans(product))
     partials = tile.parts * product.outputs
     pack, multiply, add = launches
 
@@ -137,9 +136,7 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile, c
         x = x if copy is None else copy(x)
         bias, filters = 0 if b is None else b.data_ptr(), w.data_ptr()
         if pack is not None:
-            packed = torch.empty(packed_bytes, dtype=torch.uint8, device=x.device)
-            filters = packed.data_ptr() + _FLAG_BYTES
-            pack(w.data_ptr(), filters, packed.data_ptr())
+            packed, filters = packed_filters(pack, w, packed_bytes)
         if add is None:
             multiply(x.data_ptr(), filters, y.data_ptr(), bias, *others, *cleared)
         else:
@@ -151,7 +148,15 @@ def _call(launches: _Launches, request: Request, product: Product, tile: Tile, c
     return run
 
 
-def _multiply_launch(request: Request, product: Product, tile: Tile, multiplying: KernelSource) -> Launch:
+def packed_filters(pack: Launch, w: torch.Tensor, packed_bytes: int) -> tuple[torch.Tensor, int]:
+    """The memory of packed filters, and where they begin in it."""
+    packed = torch.empty(_FLAG_BYTES + packed_bytes, dtype=torch.uint8, device=w.device)
+    filters = packed.data_ptr() + _FLAG_BYTES
+    pack(w.data_ptr(), filters, packed.data_ptr())
+    return packed, filters
+
+
+def multiply_launch(request: Request, product: Product, tile: Tile, multiplying: KernelSource) -> Launch:
     """``launch(x, w, y, bias)``, and a residual if there is one, and the result where the kernel clears its gaps.
 
     ``w`` is packed where filters are, ``y`` is fp32 partial sums in split-K, whose residual the sum adds.
@@ -334,7 +339,7 @@ def _sums(product: Product, tile: Tile) -> Partials:
 def sources(request: Request) -> Iterator[KernelSource]:
     """The sources of a tile of each kind that the request may have on an NVIDIA H200, and of its packing."""
     product = product_of(request)
-    found = tiles(product, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)
+    found = shipped_tiles(product)
 
     def kind(tile: Tile) -> tuple[bool | int, ...]:
         return () if tile.splits > 1 else (tile.m_blocks, tile.split_n, tile.keeps_w)

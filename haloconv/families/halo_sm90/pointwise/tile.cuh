@@ -62,6 +62,15 @@ static_assert(W_LOADS == W_ROWS || !SPLIT_N || !PIXELS_M || COLUMNS % SPAN == 0,
 static_assert(COLUMNS % SLAB == 0, "sums leave in whole slabs");
 static_assert(M_BLOCKS * COLUMNS <= 256, "sums of 128 registers at most");
 
+#ifdef MOMENTS
+static_assert(X_INNER && Y_INNER && BOX_PX == 64, "a slab is a box of pixels");
+
+// Of 64 results of a filter: their mean, and the sum of their squared differences from it.
+struct alignas(8) Moments {
+    float mean, squares;
+};
+#endif
+
 struct Params {
     TensorMap x_map, w_map, y_map;
 #ifdef AFFINE_AND_RESIDUAL
@@ -73,6 +82,9 @@ struct Params {
     const bias_t* bias;
 #ifdef AFFINE_AND_RESIDUAL
     const elem_t* residual;  // as y
+#endif
+#ifdef MOMENTS
+    Moments* moments;  // [box of 64 pixels][filter]
 #endif
 #ifdef HAS_GAPS
     char* lines;           // of the result: rows of an image's pixels, or of a plane's, which follow one another

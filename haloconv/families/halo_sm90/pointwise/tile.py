@@ -37,6 +37,7 @@ _OPERAND_BYTES = 128
 _TILE_CYCLES, _SLAB_CYCLES, _SUM_CYCLES = 100, 200, 10000
 # Of a cluster: two meetings, and bytes of another block in a cycle, by probes of wgrad_ss on an NVIDIA H200.
 _MEETING_CYCLES, _PEER_BYTES = 2000, 11
+_SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT = 227 << 10, 132  # of a block; of an NVIDIA H200
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,12 @@ class Tile:
 
     def count(self, product: Product) -> int:
         """Tiles of the layer, of all partial results."""
-        return ceil_div(product.all_boxes, self.pixels // product.box_px) * self.blocks(product) * self.parts
+        return self.boxes(product) * product.box_px // self.pixels * self.blocks(product) * self.parts
+
+    def boxes(self, product: Product) -> int:
+        """Boxes of pixels of all tiles."""
+        each = self.pixels // product.box_px
+        return ceil_div(product.all_boxes, each) * each
 
     def grid(self, product: Product, sm_count: int) -> int:
         """Blocks of threads. Where filters stay, each has one block of filters and one range: 0 if that cannot be."""
@@ -211,6 +217,11 @@ def tiles(product: Product, max_smem_bytes: int, sm_count: int) -> tuple[Tile, .
         if _may_be_a_cluster(product, whole, sm_count):
             found += _staged(product, replace(whole, splits=_CLUSTER, in_cluster=True), max_smem_bytes, sm_count)
     return tuple(sorted(found, key=lambda tile: tile.cycles(product, sm_count)))
+
+
+def shipped_tiles(product: Product) -> tuple[Tile, ...]:
+    """What there is on an NVIDIA H200, best first."""
+    return tiles(product, _SHIPPED_SMEM_BYTES, _SHIPPED_SM_COUNT)
 
 
 def _columns(product: Product) -> Iterator[int]:

@@ -5,6 +5,7 @@
 // and neighbours in the result, rows of 32 pixels of each of its filters, box after box.
 #pragma once
 
+#include "families/halo_sm90/pointwise/moments.cuh"
 #include "families/halo_sm90/pointwise/stored.cuh"
 #include "families/halo_sm90/pointwise/tile.cuh"
 #include "families/halo_sm90/swizzle.cuh"
@@ -301,6 +302,9 @@ __device__ __forceinline__ void write(const Params& p, Consumer& self, const Til
                 self.residual.ask(p);
 #endif
             }
+#ifdef MOMENTS
+            measure(p, tile, buffer, m, n);  // until the next slab is filled, which waits for all
+#endif
 #endif
         }
 }

@@ -1,0 +1,85 @@
+"""Host half of families/halo_sm90/pointwise/moments.cu: fprop with mean and variance of each filter's results.
+
+What a batch norm in training mode needs of the result that it follows. The convolution is that of pointwise.py or
+implicit_gemm.py, with their tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import torch
+
+from haloconv.families.base import Config
+from haloconv.families.common import few_apart
+from haloconv.families.halo_sm90.pointwise import implicit_gemm, moments_sum, pointwise
+from haloconv.families.halo_sm90.pointwise.pointwise import multiply_launch, pack_launch, pack_source, packed_filters
+from haloconv.families.halo_sm90.pointwise.product import Product
+from haloconv.families.halo_sm90.pointwise.tile import Tile, shipped_tiles
+from haloconv.jit import KernelSource, kernel_source
+from haloconv.problem import Request
+
+__all__ = ["KERNEL", "MomentsCall", "bind", "is_measured", "sources"]
+
+MomentsCall = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""``fprop(x, w) -> (y, mean, variance)``: of each filter's results, by N P Q, (K,) in fp32."""
+
+KERNEL = "halo_sm90/moments"
+_PLAIN = (pointwise.KERNEL, implicit_gemm.KERNEL)
+
+
+def is_measured(request: Request, config: Config) -> bool:
+    """Whether results of a config of the plain kernels can be measured as they are stored: whole sums, in nhwc."""
+    problem = request.problem
+    alone = problem.direction == "fprop" and not problem.bias and not any(problem.epilogue)
+    if not alone or config.kernel not in _PLAIN or config.derived.parts > 1:
+        return False
+    product: Product = _plain_kernel(request).product_of(request)
+    return product.x_inner and product.y_inner and not product.copied
+
+
+def _plain_kernel(request: Request) -> ModuleType:
+    """What runs the convolution alone."""
+    one_tap = request.problem.r * request.problem.s == 1
+    return pointwise if one_tap else implicit_gemm
+
+
+def source(product: Product, tile: Tile) -> KernelSource:
+    """The source of the plain kernel with MOMENTS."""
+    constants = implicit_gemm.constants_of if product.taps else pointwise.constants
+    return kernel_source(KERNEL, "halo_sm90_moments", {**constants(product, tile), "MOMENTS": 1})
+
+
+def bind(request: Request, config: Config) -> MomentsCall:
+    """The launches for a request and a config of which ``is_measured`` is true."""
+    product, tile = _plain_kernel(request).product_of(request), config.derived
+    shape, strides, filters = request.result_shape, request.result_strides, product.filters
+    boxes = tile.boxes(product)
+    pack = pack_launch(request, product, tile) if product.packs else None
+    multiply = multiply_launch(request, product, tile, source(product, tile))
+    add = moments_sum.bind(boxes, filters, product.pixels, request.device)
+    packed_bytes = product.packed_bytes(tile.spans(product))
+
+    def run(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        y = x.new_empty_strided(shape, strides)
+        of_boxes = torch.empty(2 * boxes * filters, dtype=torch.float32, device=x.device)
+        mean, variance = (torch.empty(filters, dtype=torch.float32, device=x.device) for _ in range(2))
+        packed = None if pack is None else packed_filters(pack, w, packed_bytes)
+        ready = w.data_ptr() if packed is None else packed[1]
+        multiply(x.data_ptr(), ready, y.data_ptr(), 0, of_boxes.data_ptr())
+        add(of_boxes.data_ptr(), mean.data_ptr(), variance.data_ptr())
+        return y, mean, variance
+
+    return run
+
+
+def sources(request: Request) -> Iterator[KernelSource]:
+    """The sources of a tile of each kind that the request may have on an NVIDIA H200, packing, and the sum."""
+    product = _plain_kernel(request).product_of(request)
+    whole = [tile for tile in shipped_tiles(product) if tile.parts == 1]
+    for tile in few_apart(whole, lambda tile: (tile.m_blocks, tile.split_n, tile.keeps_w, tile.in_cluster), len(whole)):
+        yield source(product, tile)
+    if product.packs:
+        yield pack_source(product)
+    yield moments_sum.source()

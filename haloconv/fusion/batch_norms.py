@@ -1,0 +1,93 @@
+"""Statistics of batch norms in training mode, found by the kernel that stores what is normed.
+
+Inductor takes such a norm apart: mean and variance of each channel are a reduction that reads the whole image again,
+in two launches and a third for what is left. Where a forward convolution of ours measures what it stores
+(haloconv.moments), its operator stands for both. This is done behind autograd, which knows the norm as it was: in the
+graph that Inductor lowers.
+"""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+from haloconv import moments
+from haloconv.fusion.convolutions import value_of
+from haloconv.problem import ConvSpec
+
+Node = torch.fx.Node
+
+PASS = "post_grad_custom_pre_pass"
+"""The setting of Inductor that the pass is given as."""
+_aten, _prims = torch.ops.aten, torch.ops.prims
+_OVER_PIXELS = [0, 2, 3]
+
+
+class MeasureWhatIsStored(CustomGraphPass):
+    """The pass: ours, then the one that was set before, if there is one."""
+
+    def __init__(self, before: Any = None) -> None:
+        self._before = before
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        replace_statistics(graph)
+        if self._before is not None:
+            self._before(graph)
+
+    def uuid(self) -> Any:
+        """What compiled code on disk is found by; None: it is not kept."""
+        own = get_hash_for_files((str(Path(__file__)), str(Path(moments.__file__))))
+        if self._before is None:
+            return own
+        before = self._before.uuid() if isinstance(self._before, CustomGraphPass) else None
+        return None if before is None else (own, before)
+
+
+def replace_statistics(graph: torch.fx.Graph) -> int:
+    """Replace such pairs in place; how many."""
+    found = 0
+    for node in [*graph.find_nodes(op="call_function", target=_aten.var_mean.correction)]:
+        conv = _measured_by(node)
+        if conv is None:
+            continue
+        x, w, _, *values = conv.args
+        with graph.inserting_before(conv):
+            both = graph.call_function(torch.ops.haloconv.fprop_moments.default, (x, w, *values))
+            y, variance, mean = (graph.call_function(operator.getitem, (both, i)) for i in range(3))
+        both.meta["val"] = (value_of(conv), *node.meta["val"])
+        for new, value in zip((y, variance, mean), both.meta["val"], strict=True):
+            new.meta["val"] = value
+        for user in [*node.users]:
+            user.replace_all_uses_with((variance, mean)[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+        conv.replace_all_uses_with(y)
+        graph.erase_node(conv)
+        found += 1
+    return found
+
+
+def _measured_by(node: Node) -> Node | None:
+    """The convolution whose statistics the node is, if they are those that our kernel finds."""
+    values, dims, *rest = (*node.args, None)
+    biased = node.kwargs.get("correction") == 0 and node.kwargs.get("keepdim") is True
+    if rest != [None] or dims != _OVER_PIXELS or not biased or not isinstance(values, Node):
+        return None
+    if values.target is _prims.convert_element_type.default and values.args[1] == torch.float32:
+        values = values.args[0]
+    if not isinstance(values, Node) or values.target is not torch.ops.haloconv.fprop.default:
+        return None
+    x, w, b, *others = values.args
+    if b is not None or any(user.target is not operator.getitem for user in node.users):
+        return None
+    forms = [value_of(each) for each in (x, w, values)]
+    known = all(isinstance(size, int) for each in forms for size in (*each.shape, *each.stride()))
+    if not known or forms[0].dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return None
+    stride, padding, dilation, *names = others
+    spec = ConvSpec(tuple(stride), tuple(padding), tuple(dilation), *names)  # type: ignore[arg-type]
+    return values if moments.is_measured(forms[0], forms[1], spec) else None

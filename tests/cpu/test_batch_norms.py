@@ -1,0 +1,184 @@
+"""Statistics of batch norms in training mode that come with the convolution: which, and the same values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch._inductor.config as inductor
+from torch import nn
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import haloconv
+from haloconv import backend as backends
+from haloconv import moments
+from haloconv.choose.choice import Choice
+from haloconv.fusion.batch_norms import MeasureWhatIsStored, replace_statistics
+from tests.compiled import emulated, image
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
+]
+OPS = torch.ops.haloconv
+VALUES = ([1, 1], [1, 1, 1, 1], [1, 1], 1, "tf32", "halo_sm90", False)  # of a 3x3 convolution
+
+
+@pytest.fixture
+def device() -> Iterator[None]:
+    with emulated():
+        yield
+
+
+def channels_last(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Of few bits, so that TF32 has them all."""
+    x = torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(2)) / 8
+    return x.to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def statistics(y: torch.Tensor, correction: int = 0, keepdim: bool = True, dims: tuple[int, ...] = (0, 2, 3)) -> tuple:
+    """What Inductor makes of a batch norm."""
+    wide = torch.ops.prims.convert_element_type(y, torch.float32) if y.dtype != torch.float32 else y
+    return torch.var_mean(wide, dims, correction=correction, keepdim=keepdim)
+
+
+def normed(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, values: tuple = VALUES, **how: int
+) -> tuple:
+    y = OPS.fprop(x, w, b, *values)
+    variance, mean = statistics(y, **how)  # type: ignore[arg-type]
+    return y, variance, mean, (y - mean) * torch.rsqrt(variance + 1e-5)
+
+
+def plain(x: torch.Tensor, w: torch.Tensor) -> tuple:
+    return normed(x, w)
+
+
+def twice(x: torch.Tensor, w: torch.Tensor) -> tuple:
+    """Two convolutions in a row, and one of whose statistics the mean alone is read."""
+    first = normed(x, w)[-1].to(x.dtype)
+    y = OPS.fprop(first[:, :8].contiguous(memory_format=torch.channels_last), w, None, *VALUES)
+    return first, statistics(y)[1]
+
+
+BF16 = torch.bfloat16
+X, W = channels_last(2, 8, 5, 7), channels_last(16, 8, 3, 3)
+REPLACED: dict[str, tuple[Callable, torch.Tensor, torch.Tensor]] = {
+    "fp32": (plain, X, W),
+    "bf16": (plain, X.to(BF16), W.to(BF16)),
+    "filters as PyTorch makes them": (plain, X, W.contiguous()),
+    "two": (twice, X, W),
+}
+LEFT: dict[str, tuple[Callable, torch.Tensor, torch.Tensor]] = {
+    "a bias": (lambda x, w: normed(x, w, w.new_ones(16)), X, W),
+    "unbiased": (lambda x, w: normed(x, w, correction=1), X, W),
+    "of images": (lambda x, w: normed(x, w, dims=(2, 3)), X, W),
+    "nchw": (plain, X.contiguous(), W.contiguous()),
+    "fp64": (plain, X.double(), W.double()),
+    "three products": (lambda x, w: normed(x, w, values=(*VALUES[:4], "tf32x3", *VALUES[5:])), X, W),
+    "another family": (lambda x, w: normed(x, w, values=(*VALUES[:5], "direct", False)), X, W),
+    "of something else": (lambda x, w: statistics(OPS.fprop(x, w, None, *VALUES).relu()), X, W),
+    "no image": (plain, X[:0], W),
+}
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("name", [*REPLACED, *LEFT])
+def test_which_statistics_come_with_the_result(name: str) -> None:
+    function, x, w = {**REPLACED, **LEFT}[name]
+    graph = make_fx(function, tracing_mode="fake")(x, w)
+    want = graph(x, w)
+    found = replace_statistics(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+    assert found == (0 if name in LEFT else 2 if name == "two" else 1)
+    assert graph.code.count("fprop_moments.default(") == found and ("var_mean" in graph.code) is (found == 0)
+    for one, other in zip(want, graph(x, w), strict=True):
+        torch.testing.assert_close(other, one, rtol=2e-5, atol=2e-5, equal_nan=True)
+        assert one.stride() == other.stride() or one.shape[2:] == (1, 1)
+
+
+@pytest.mark.usefixtures("device")
+def test_the_operator_is_the_convolution_and_its_statistics() -> None:
+    x, w = X.to(BF16), W.to(BF16)
+    y, variance, mean = OPS.fprop_moments(x, w, *VALUES)
+    assert torch.equal(y, OPS.fprop(x, w, None, *VALUES))
+    want = torch.var_mean(y.double(), (0, 2, 3), correction=0, keepdim=True)
+    for got, each in zip((variance, mean), want, strict=True):
+        assert got.dtype == torch.float32 and got.shape == (1, 16, 1, 1)
+        torch.testing.assert_close(got.double(), each, rtol=1e-6, atol=1e-7)
+    torch.library.opcheck(OPS.fprop_moments.default, (x, w, *VALUES))
+    by_pytorch = (*VALUES[:5], "aten", False)
+    assert not moments.is_measured(x, w, haloconv.library._spec(*by_pytorch))
+    for one, other in zip(OPS.fprop_moments(x, w, *by_pytorch), (y, variance, mean), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+    table = haloconv.decompositions()[OPS.fprop_moments.default]
+    for one, other in zip(table(x, w, *VALUES), (y, variance, mean), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.usefixtures("device")
+def test_a_bound_call_is_kept_until_plans_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    choose = moments.choose_now
+    monkeypatch.setattr(moments, "choose_now", lambda *given: asked.append(given) or choose(*given))
+    for _ in range(3):
+        OPS.fprop_moments(X, W, *VALUES)
+    assert len(asked) == 1
+    haloconv.plan.clear_plans()
+    OPS.fprop_moments(X, W, *VALUES)
+    assert len(asked) == 2
+
+
+class Block(nn.Module):
+    """Two convolutions with norms that are trained, and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(8, 16, 1, bias=False), nn.Conv2d(16, 8, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(16), nn.BatchNorm2d(8, momentum=0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x))))) + x)
+
+
+class Counting(CustomGraphPass):
+    """A pass that was set before ours."""
+
+    def __init__(self) -> None:
+        self.graphs: list[str] = []
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        self.graphs.append(str(graph))
+
+    def uuid(self) -> str:
+        return "counting"
+
+
+def test_inductor_trains_a_block_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results, gradients and running statistics; a pass that the user has set runs behind ours."""
+    for module in (backends, moments):
+        monkeypatch.setattr(module, "choose_now", lambda request, family: Choice("halo_sm90", "chosen by the test"))
+    monkeypatch.setattr(backends, "_gains_by_channels_last", lambda forward: True)
+    before = Counting()
+    model, x = Block(), image(2, 8, 8, 10)
+    theirs, results = copy.deepcopy(model), []
+    with emulated(), inductor.patch(post_grad_custom_pre_pass=before, fx_graph_cache=False):
+        for each in (theirs, torch.compile(model, backend="haloconv")):
+            y = each(x)
+            y.square().sum().backward()
+            results.append(y.detach())
+    assert before.graphs[0].count("haloconv.fprop_moments.default](") == 2 and "var_mean" not in before.graphs[0]
+    pairs = [results, *zip(theirs.buffers(), model.buffers(), strict=True)]
+    pairs += [(a.grad, b.grad) for a, b in zip(theirs.parameters(), model.parameters(), strict=True)]
+    for want, got in pairs:
+        assert (want.double() - got.double()).norm() <= 2e-3 * want.double().norm()  # TF32's
+
+
+def test_what_compiled_code_on_disk_is_found_by() -> None:
+    own, counting = MeasureWhatIsStored().uuid(), MeasureWhatIsStored(Counting()).uuid()
+    assert own is not None and counting is not None and own != counting
+    assert MeasureWhatIsStored(print).uuid() is None  # nobody knows what it does
