@@ -9,7 +9,7 @@ import torch
 
 from tests import emulated_halo_sm90_implicit_gemm as of_taps
 from tests import emulated_halo_sm90_pointwise as of_pointwise
-from tests.oracle import MOMENTS
+from tests.measured import MOMENTS
 
 CASES = ()
 SHAPES = {f"measured {shape}": None for shape in (*of_pointwise.SHAPES, *of_taps.SHAPES)}

@@ -24,7 +24,7 @@ from haloconv.precision import convolution_precision
 from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, EdgeModes, Epilogue, Modes, Problem
 from haloconv.reference import Error, Limits, Oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors
-from tests.measured import run_measured
+from tests.measured import MOMENTS, check_measured, run_measured
 
 RESULTS = ("fprop", "dgrad", "wgrad", "bgrad")
 RELU, SCALE_RELU, RESIDUAL_RELU, SCALE_RESIDUAL = "relu", "scale_relu", "residual_relu", "scale_residual"
@@ -35,7 +35,6 @@ EPILOGUES = {  # of fprop; dy is what is added
     SCALE_RESIDUAL: Epilogue(True, None, True),
 }
 ACTIVATED = (RELU, SCALE_RELU)
-MOMENTS = "moments"  # of fprop without a bias, whose results are measured as they are stored
 EDGES: dict[str, tuple[Direction, EdgeModes]] = {  # what stands outside the image is other pixels of it
     "circular": ("fprop", ("circular", "circular")),
     "reflect_replicate": ("fprop", ("reflect", "replicate")),
@@ -68,7 +67,7 @@ def run(result: str, t: Tensors, one: Case) -> torch.Tensor:
     if result == "fprop":
         return plan.fprop(t.x, t.w, t.b, one.spec)
     if result == MOMENTS:
-        return run_measured(t, one)
+        return run_measured(t.x, t.w, one.spec)
     if result in EPILOGUES:
         b, residual = third_operand(result, t), [t.dy] * EPILOGUES[result].residual
         return plan.plan_fprop(t.x, t.w, b, one.spec, EPILOGUES[result], *residual).run(t.x, t.w, b, *residual)
@@ -238,6 +237,7 @@ def check(
     sum, only a small one relative to the sum of absolute values. A result of ``aten`` may err
     as PyTorch's convolution does, which on CPUs rounds sums to 16 bits in between.
     """
+    check_measured(result, got)
     want = expected(result, t, spec) if want is None else want
     assert got.shape == want.value.shape, f"{result}: shape {tuple(got.shape)}, expected {tuple(want.value.shape)}"
     assert got.dtype == t.w.dtype and got.device == t.w.device, f"{result}: {got.dtype} on {got.device}"
@@ -263,6 +263,7 @@ def check_exact(result: str, got: torch.Tensor, t: Tensors, spec: ConvSpec) -> N
 
     Every partial sum must be exact in fp32, whatever the order: ``t`` holds integers with sums below 2^24.
     """
+    check_measured(result, got)
     want = expected(result, t, spec)
     assert not want.scale.numel() or want.scale.max() < EXACT_SUMS, "these sums are not exact in fp32"
     assert got.shape == want.value.shape, f"{result}: shape {tuple(got.shape)}, expected {tuple(want.value.shape)}"

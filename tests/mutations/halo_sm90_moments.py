@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
+from tests.measured import MOMENTS
 from tests.mutations.mutation import Mutation
-from tests.oracle import MOMENTS
 
 
 def _fault(
@@ -21,18 +21,25 @@ _sum = partial(_fault, kernel="halo_sm90/moments_sum")
 
 MUTATIONS = (
     # pointwise/moments.cuh
-    _fault("rows twice", "four rows at a time are four times the same", ("+ lane / LANE_WORDS * 2)", ")")),
-    _fault("rows of one parity", "every second row is left out", ("i / 2 * 8 + i % 2 +", "i / 2 * 8 +")),
+    _fault("rows twice", "four rows at a time are four times the same",
+           (" + threadIdx.x % 32 / LANE_WORDS * 2;", ";")),
+    _fault("rows of one parity", "every second row is left out", ("step / 2 * 8 + step % 2 +", "step / 2 * 8 +")),
     _fault("words of a warp", "every warp has the filters of the first",
            ("threadIdx.x % 128 / 32 * LANE_WORDS +", "")),
     _fault("the lower filter", "both filters of a word are the lower one", ("word >> 16 * which", "word")),
     _fault("half of the lanes", "two of four lanes with a word are summed",
-           ("return sum + __shfl_xor_sync(~0u, sum, 2 * LANE_WORDS);", "return sum;")),
-    _fault("no origin", "the mean is that of the differences", ("{from + sum / 64,", "{sum / 64,")),
+           ("return value + __shfl_xor_sync(~0u, value, 2 * LANE_WORDS);", "return value;")),
+    _fault("no origin", "the mean is that of the differences", ("{from + mean,", "{mean,")),
     _fault("squares from the first", "squares are of differences from the first result, not from the mean",
-           ("sum_of_rows(squares) - sum * sum / 64", "sum_of_rows(squares)")),
+           (" - sum * mean}", "}")),
+    _fault("zeros behind the last pixel", "places without a pixel have results of zero",
+           ("if (row_of_step(i) >= pixels) words[i] = first;", ";")),
+    _fault("zeros behind rows", "the same in boxes of rows", ("if (row_of_step(i) >= pixels) words[i] = first;", ";"),
+           on="sm90_pointwise_stride"),
     _fault("the tile's first box", "every slab of a tile is its first box",
-           ("i64(tile.box + m / 64)", "i64(tile.box)")),
+           ("box = tile.box + m / BOX_PX;", "box = tile.box;")),
+    _fault("boxes beyond the last", "a tile's boxes that no pixel has are measured",
+           ("    if (box >= p.boxes) return;\n", ""), shape="measured pointwise two blocks"),
     _fault("the tile's first filters", "every slab of a tile has its first filters",
            ("filter = tile.filter + n + word", "filter = tile.filter + word"), shape="measured pointwise 256 columns"),
     _fault("filters beyond the last", "moments of filters that are none are written to the next box",
@@ -42,14 +49,17 @@ MUTATIONS = (
             "            measure(p, tile, buffer, m, n);\n            ptx::bar_sync(self.barrier, 128);\n"
             "            if (self.sends) {"),
            ("measure(p, tile, buffer, m, n);  // until", "// until")),
-    _fault("taps", "the same of several taps", ("i / 2 * 8 + i % 2 +", "i / 2 * 8 +"), on="sm90_taps",
-           shape="measured taps"),
-    # pointwise/moments_sum.cu
+    _fault("taps", "every second row is left out of several taps",
+           ("step / 2 * 8 + step % 2 +", "step / 2 * 8 +"), on="sm90_taps", shape="measured taps"),
+    # pointwise/moments_sum.cu, pointwise/box_pixels.cuh
     _sum("boxes of other lanes", "a lane adds the boxes that follow its first",
-         ("box + i * BOX_LANES", "box + i")),
+         ("const int at = box + i * BOX_LANES;", "const int at = box + i;")),
     _sum("means alone", "squares of means are left out",
-         ("found[i].squares + BOX_PX * mean * mean", "found[i].squares")),
+         ("found[i].squares + pixels * mean * mean", "found[i].squares")),
     _sum("variance around zero", "the mean is not taken off", ("/ pixels - mean * mean", "/ pixels")),
-    _sum("places for pixels", "places beyond the last pixel count", ("double(p.pixels)", "(p.boxes * double(BOX_PX))")),
+    _sum("boxes that are full", "every box counts as one of 64 pixels",
+         ("pixels = p.pixels.of(min(box + i * BOX_LANES, p.boxes - 1));", "pixels = 64;")),
+    _sum("rows of the last boxes", "a box beyond the last row of an image counts rows that are none",
+         ("min(box_rows, rows - row)", "box_rows"), on="sm90_pointwise_stride_joined"),
     _sum("half a tree", "the tree of a block ends early", ("half > 0; half /= 2", "half > 1; half /= 2")),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from haloconv.families.halo_sm90.pointwise.pointwise import multiply_launch, pac
 from haloconv.families.halo_sm90.pointwise.product import Product
 from haloconv.families.halo_sm90.pointwise.tile import Tile, shipped_tiles
 from haloconv.jit import KernelSource, kernel_source
+from haloconv.jit.launch import Value
 from haloconv.problem import Request
 
 __all__ = ["KERNEL", "MomentsCall", "bind", "is_measured", "sources"]
@@ -55,15 +56,16 @@ def bind(request: Request, config: Config) -> MomentsCall:
     """The launches for a request and a config of which ``is_measured`` is true."""
     product, tile = _plain_kernel(request).product_of(request), config.derived
     shape, strides, filters = request.result_shape, request.result_strides, product.filters
-    boxes = tile.boxes(product)
     pack = pack_launch(request, product, tile) if product.packs else None
-    multiply = multiply_launch(request, product, tile, source(product, tile))
-    add = moments_sum.bind(boxes, filters, product.pixels, request.device)
+    more: dict[str, Value] = {"pixels": moments_sum.box_pixels(product), "boxes": product.all_boxes}
+    multiply = multiply_launch(request, product, tile, source(product, tile), more)
+    add = moments_sum.bind(product, request.device)
+    pairs = 2 * product.all_boxes * filters
     packed_bytes = product.packed_bytes(tile.spans(product))
 
     def run(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         y = x.new_empty_strided(shape, strides)
-        of_boxes = torch.empty(2 * boxes * filters, dtype=torch.float32, device=x.device)
+        of_boxes = torch.empty(pairs, dtype=torch.float32, device=x.device)
         mean, variance = (torch.empty(filters, dtype=torch.float32, device=x.device) for _ in range(2))
         packed = None if pack is None else packed_filters(pack, w, packed_bytes)
         ready = w.data_ptr() if packed is None else packed[1]

@@ -1,12 +1,13 @@
-// halo_sm90_moments_sum: mean and variance of each filter's results, from those of their boxes of 64 pixels.
+// halo_sm90_moments_sum: mean and variance of each filter's results, from those of their boxes of pixels.
 //
-//   mean = 64 * sum of means / pixels   variance = (sum of squares + 64 * sum of means^2) / pixels - mean^2
+//   mean = sum of n mean / pixels       variance = sum of (squares + n mean^2) / pixels - mean^2
 //
-// over all boxes, whose places beyond the last pixel have zeros (halo_sm90/pointwise/moments.cuh), so that sums are
-// those of the pixels. Sums are in fp64, in a fixed order: what cancels has 29 bits more than the result.
+// over all boxes of n pixels each (halo_sm90/pointwise/moments.cuh). Sums are in fp64, in a fixed order: what cancels
+// has 29 bits more than the result.
 //
 // A block has FILTERS filters, which neighbouring lanes read; its other threads share the boxes. Budget: AT_ONCE
 // registers for loads, sums of all threads in shared memory.
+#include "families/halo_sm90/pointwise/box_pixels.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/ptx/fence.cuh"
 
@@ -14,7 +15,6 @@
 using hc::i64;
 
 constexpr int THREADS = 512, FILTERS = 8, BOX_LANES = THREADS / FILTERS, AT_ONCE = 8;
-constexpr int BOX_PX = 64;  // places of a box
 static_assert((BOX_LANES & (BOX_LANES - 1)) == 0, "the tree halves the lanes that share boxes");
 
 struct alignas(8) Moments {
@@ -24,7 +24,8 @@ struct alignas(8) Moments {
 struct Params {
     const Moments* moments;  // [box][filter]
     float *mean, *variance;  // of each filter
-    i64 pixels;
+    i64 all_pixels;
+    hc::pointwise::BoxPixels pixels;  // of a box
     int boxes, filters;
 };
 
@@ -47,8 +48,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_moments_sum(cons
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const double mean = found[i].mean;
-            means += mean, squares += found[i].squares + BOX_PX * mean * mean;
+            const double mean = found[i].mean, pixels = p.pixels.of(min(box + i * BOX_LANES, p.boxes - 1));
+            means += pixels * mean, squares += found[i].squares + pixels * mean * mean;
         }
     }
     smem.means[box_lane][lane] = means, smem.squares[box_lane][lane] = squares;
@@ -61,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_moments_sum(cons
         __syncthreads();
     }
     if (box_lane > 0 || filter >= p.filters) return;
-    const double pixels = double(p.pixels), mean = BOX_PX * smem.means[0][lane] / pixels;
+    const double pixels = double(p.all_pixels), mean = smem.means[0][lane] / pixels;
     const double variance = smem.squares[0][lane] / pixels - mean * mean;
     p.mean[filter] = float(mean);
     p.variance[filter] = variance < 0 ? 0 : float(variance);

@@ -6,7 +6,7 @@ or pixels are neighbours in memory, everything else is a multiple of 16 bytes ap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -156,10 +156,13 @@ def packed_filters(pack: Launch, w: torch.Tensor, packed_bytes: int) -> tuple[to
     return packed, filters
 
 
-def multiply_launch(request: Request, product: Product, tile: Tile, multiplying: KernelSource) -> Launch:
+def multiply_launch(
+    request: Request, product: Product, tile: Tile, multiplying: KernelSource, more: Mapping[str, Value] | None = None
+) -> Launch:
     """``launch(x, w, y, bias)``, and a residual if there is one, and the result where the kernel clears its gaps.
 
-    ``w`` is packed where filters are, ``y`` is fp32 partial sums in split-K, whose residual the sum adds.
+    ``more`` are fields that another kernel has beside these. ``w`` is packed where filters are, ``y`` is fp32 partial
+    sums in split-K, whose residual the sum adds.
     """
     maps = {"x_map": _pixel_map(product, tile) if product.taps else _x_map(product)}
     if not product.by_lanes:
@@ -169,7 +172,7 @@ def multiply_launch(request: Request, product: Product, tile: Tile, multiplying:
     if _adds_residual(product, tile):
         maps["residual_map"] = replace(maps["y_map"], pointer=_RESIDUAL_POINTER)
     shape = LaunchShape(tile.grid(product, request.facts.sm_count), _THREADS, tile.smem_bytes(product), tile.cluster)
-    fields = _fields(product, tile)
+    fields = {**_fields(product, tile), **(more or {})}
     return Launch(multiplying, request.device, shape, fields, maps, pdl=product.packs and not tile.in_cluster)
 
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "families/halo_sm90/piece.cuh"
+#include "families/halo_sm90/pointwise/box_pixels.cuh"
 #include "kernels/activation.cuh"
 #include "kernels/ceil_div.cuh"
 #include "kernels/divisor.cuh"
@@ -65,7 +66,7 @@ static_assert(M_BLOCKS * COLUMNS <= 256, "sums of 128 registers at most");
 #ifdef MOMENTS
 static_assert(X_INNER && Y_INNER && BOX_PX == 64, "a slab is a box of pixels");
 
-// Of 64 results of a filter: their mean, and the sum of their squared differences from it.
+// Of a filter's results in a box: their mean, and the sum of their squared differences from it.
 struct alignas(8) Moments {
     float mean, squares;
 };
@@ -84,7 +85,7 @@ struct Params {
     const elem_t* residual;  // as y
 #endif
 #ifdef MOMENTS
-    Moments* moments;  // [box of 64 pixels][filter]
+    Moments* moments;  // [box][filter]
 #endif
 #ifdef HAS_GAPS
     char* lines;           // of the result: rows of an image's pixels, or of a plane's, which follow one another
@@ -106,6 +107,10 @@ struct Params {
     int x_rows, x_cols;             // of an image of x
     int all_px;                     // of the result
     int first_tap, tap_step, taps;  // of w: of the first tap, from tap to tap; of all
+#endif
+#ifdef MOMENTS
+    BoxPixels pixels;  // of a box
+    int boxes;         // of all images
 #endif
 #ifdef BY_LANES
     i64 y_image, y_plane, y_part;  // elements from image to image, from filter to filter, from range to range

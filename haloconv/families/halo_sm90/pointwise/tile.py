@@ -93,12 +93,7 @@ class Tile:
 
     def count(self, product: Product) -> int:
         """Tiles of the layer, of all partial results."""
-        return self.boxes(product) * product.box_px // self.pixels * self.blocks(product) * self.parts
-
-    def boxes(self, product: Product) -> int:
-        """Boxes of pixels of all tiles."""
-        each = self.pixels // product.box_px
-        return ceil_div(product.all_boxes, each) * each
+        return ceil_div(product.all_boxes, self.pixels // product.box_px) * self.blocks(product) * self.parts
 
     def grid(self, product: Product, sm_count: int) -> int:
         """Blocks of threads. Where filters stay, each has one block of filters and one range: 0 if that cannot be."""
