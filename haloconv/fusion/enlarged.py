@@ -40,7 +40,7 @@ def enlarge_by_views(graph: torch.fx.GraphModule) -> int:
         if factors is None:
             continue
         with graph.graph.inserting_before(node):
-            replaced = graph.graph.call_function(enlarged, (image_of(node), *factors))
+            replaced = graph.graph.call_function(enlarged, (image_of(node), *factors, value_of(node).dtype))
         replaced.meta.update(node.meta)
         node.replace_all_uses_with(replaced)
         graph.graph.erase_node(node)
@@ -59,7 +59,7 @@ def _factors_of(node: Node) -> tuple[int, int] | None:
     y: Any = value_of(node)
     if mode_of(node) not in NEAREST or not (is_known_image(x) and is_known_image(y)):
         return None
-    if not y.requires_grad or x.dtype != y.dtype or _order_of(x) is None or _order_of(x) != _order_of(y):
+    if not y.requires_grad or _order_of(x) is None or _order_of(x) != _order_of(y):
         return None
     factors = y.shape[2] // x.shape[2], y.shape[3] // x.shape[3]
     whole = [extent * factor for extent, factor in zip(x.shape[2:], factors, strict=True)] == [*y.shape[2:]]
@@ -74,9 +74,13 @@ def _order_of(x: Tensor) -> str | None:
     return "nchw" if x.is_contiguous() else None
 
 
-def enlarged(x: Tensor, down: int, across: int) -> Tensor:
-    """(N, C, down H, across W) of x (N, C, H, W) in its memory order, each pixel in so many rows and columns."""
+def enlarged(x: Tensor, down: int, across: int, dtype: torch.dtype) -> Tensor:
+    """(N, C, down H, across W) of x (N, C, H, W) in its memory order, each pixel in so many rows and columns.
+
+    ``dtype`` is that of the result: on GPUs autocast enlarges in fp32.
+    """
     n, c, h, w = x.shape
+    x = x.to(dtype)
     if not is_channels_last((n, c, h, w), x.stride()):
         tall = x[:, :, :, None, :, None].expand(n, c, h, down, w, across)
         return tall.reshape(n, c, h * down, w * across)

@@ -13,7 +13,7 @@ from torch.nn.functional import conv2d, interpolate
 
 from haloconv import backend as backends
 from haloconv.choose.choice import Choice
-from haloconv.fusion.enlarged import enlarged
+from haloconv.fusion.enlarged import enlarge_by_views, enlarged
 from haloconv.layout import strides_of
 from tests.compiled import image
 
@@ -45,7 +45,7 @@ def test_values_gradients_and_strides_are_those_of_interpolate(
         extents = (1, 2)  # one column that is repeated is a view of x itself: those are left
     x = integers(2, 3, *extents, layout=layout).requires_grad_()
     for mode in ("nearest", "nearest-exact"):
-        want, got = interpolate(x, scale_factor=tuple(map(float, factors)), mode=mode), enlarged(x, *factors)
+        want, got = interpolate(x, scale_factor=tuple(map(float, factors)), mode=mode), enlarged(x, *factors, x.dtype)
         assert torch.equal(got, want) and got.stride() == want.stride()
         gradient = integers(*want.shape, layout=layout)
         one, other = (torch.autograd.grad(each, x, gradient)[0] for each in (want, got))
@@ -131,6 +131,25 @@ def test_which_are_enlarged_by_views(name: str, layout: str, monkeypatch: pytest
     assert ("enlarged_enlarged" in seen.code) is replaced
     if replaced:
         assert "interpolate" not in seen.code and "index_put" not in seen.backward
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_an_image_that_autocast_enlarges_in_fp32(order: torch.memory_format) -> None:
+    """As on GPUs, where interpolate is of its list: the node's result has another dtype than what it reads."""
+    graph = torch.fx.Graph()
+    image = graph.placeholder("x")
+    node = graph.call_function(interpolate, (image,), {"scale_factor": 2})
+    graph.output(node)
+    x = integers(2, 8, 3, 5).bfloat16().contiguous(memory_format=order).requires_grad_()
+    want = interpolate(x.float(), scale_factor=2)
+    image.meta["example_value"], node.meta["example_value"] = x, want
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    assert enlarge_by_views(module) == 1
+    got = module(x)
+    assert torch.equal(got, want) and (got.dtype, got.stride()) == (want.dtype, want.stride())
+    gradient = integers(*want.shape)
+    one, other = (torch.autograd.grad(each, x, gradient)[0] for each in (want, got))
+    assert torch.equal(one, other) and one.dtype == other.dtype
 
 
 def test_a_graph_without_a_convolution_of_ours_stays_as_it_is() -> None:

@@ -34,26 +34,34 @@ __device__ __forceinline__ int row_of_step(int step) {
     return step / 2 * 8 + step % 2 + threadIdx.x % 32 / LANE_WORDS * 2;
 }
 
+// The box that 64 rows of M of a tile are.
+struct Box {
+    int index, pixels;
+    float share;  // of a pixel
+
+    __device__ __forceinline__ Box(const Params& p, const Tile& tile, int m)
+        : index(tile.box + m / BOX_PX), pixels(index < p.boxes ? p.pixels.of(index) : 0), share(1.f / pixels) {}
+};
+
 // Writes those of the filters of a slab that all threads of the consumer see in `buffer`.
 //
 // Differences are from the first pixel's result, so that one pass is enough: that is one of the results, and the square
 // of its difference from the mean at most 63 / 64 of their sum. So no more than six bits cancel.
-__device__ __forceinline__ void measure(const Params& p, const Tile& tile, const char* buffer, int m, int n) {
+__device__ __forceinline__ void measure(const Params& p, const Box& box, const char* buffer, int slab_filter) {
     const int lane = threadIdx.x % 32, word = threadIdx.x % 128 / 32 * LANE_WORDS + lane % LANE_WORDS;
-    const int filter = tile.filter + n + word * WORD, box = tile.box + m / BOX_PX;
-    if (box >= p.boxes) return;
+    const int filter = slab_filter + word * WORD;
+    if (box.pixels == 0) return;
     const auto word_of = [&](int row) {
         return *reinterpret_cast<const unsigned*>(buffer + unit_offset<ROW_BYTES>(row, word / 4) + word % 4 * 4);
     };
-    const int pixels = p.pixels.of(box);
     const unsigned first = word_of(0);
     unsigned words[STEPS_OF_ROWS];
 #pragma unroll
     for (int i = 0; i < STEPS_OF_ROWS; ++i) words[i] = word_of(row_of_step(i));
-    if (pixels < BOX_PX) {  // all other rows are as the first one
+    if (box.pixels < BOX_PX) {  // all other rows are as the first one
 #pragma unroll
         for (int i = 0; i < STEPS_OF_ROWS; ++i)
-            if (row_of_step(i) >= pixels) words[i] = first;
+            if (row_of_step(i) >= box.pixels) words[i] = first;
     }
     Moments found[WORD];
 #pragma unroll
@@ -65,11 +73,11 @@ __device__ __forceinline__ void measure(const Params& p, const Tile& tile, const
             const float apart = element_of<y_elem_t>(words[i], which) - from;
             sums[i % SUMS_AT_ONCE] += apart, squares[i % SUMS_AT_ONCE] += apart * apart;
         }
-        const float sum = sum_of_lanes(sums[0] + sums[1] + (sums[2] + sums[3])), mean = sum / pixels;
+        const float sum = sum_of_lanes(sums[0] + sums[1] + (sums[2] + sums[3])), mean = sum * box.share;
         found[which] = {from + mean, sum_of_lanes(squares[0] + squares[1] + (squares[2] + squares[3])) - sum * mean};
     }
     if (lane >= LANE_WORDS || filter >= p.filters) return;
-    Moments* const to = p.moments + i64(box) * p.filters + filter;
+    Moments* const to = p.moments + i64(box.index) * p.filters + filter;
 #pragma unroll
     for (int which = 0; which < WORD; ++which) to[which] = found[which];
 }

@@ -35,4 +35,5 @@ def box_pixels(product: Product) -> dict[str, Value]:
     return {
         **{"across": divisor(boxes.across), "down": divisor(boxes.down)},
         **{"cols": cols, "rows": rows, "box_cols": boxes.cols, "box_rows": boxes.rows},
+        "one_line": int(boxes.rows == 1 and boxes.across == product.all_boxes),
     }

@@ -274,7 +274,10 @@ __device__ __forceinline__ void add(float (&sums)[COUNT], int first, const char*
 // Writes the sums of a tile. When a slab goes, TMA has read the slab whose buffer is AHEAD buffers after it.
 __device__ __forceinline__ void write(const Params& p, Consumer& self, const Tile& tile, Sums& sums) {
 #pragma unroll
-    for (int block = 0; block < M_BLOCKS; ++block)
+    for (int block = 0; block < M_BLOCKS; ++block) {
+#ifdef MOMENTS
+        const Box box(p, tile, self.m + 64 * block);
+#endif
 #pragma unroll
         for (int slab = 0; slab < SLABS; ++slab) {
             const int m = self.m + 64 * block, n = self.n + slab * SLAB, filter = tile.filter + (PIXELS_M ? n : m);
@@ -303,10 +306,11 @@ __device__ __forceinline__ void write(const Params& p, Consumer& self, const Til
 #endif
             }
 #ifdef MOMENTS
-            measure(p, tile, buffer, m, n);  // until the next slab is filled, which waits for all
+            measure(p, box, buffer, filter);  // until the next slab is filled, which waits for all
 #endif
 #endif
         }
+    }
 }
 
 }  // namespace hc::pointwise
