@@ -27,7 +27,7 @@ KERNEL_ASKED_FOR = "kernel asked for"  # the same of a row of one kernel (one_ke
 
 _BACKEND = (
     *("choose", "fusion", "accelerate.py", "arguments.py", "autograd.py", "backend.py", "epilogue.py", "functional.py"),
-    *("gradients.py", "library.py", "module.py", "plan.py"),
+    *("gradients.py", "library.py", "module.py", "moments.py", "plan.py"),
 )
 
 
