@@ -83,7 +83,8 @@ def _measured_by(node: Node) -> Node | None:
         values = values.args[0]
     if not isinstance(values, Node) or values.target is not torch.ops.haloconv.fprop.default:
         return None
-    x, w, b, *others = values.args
+    given: tuple[Any, ...] = values.args
+    x, w, b, stride, padding, dilation, *others = given
     if b is not None or any(user.target is not operator.getitem for user in node.users):
         return None
     forms = [value_of(each) for each in (x, w, values)]
@@ -92,6 +93,5 @@ def _measured_by(node: Node) -> Node | None:
         return None
     if forms[1].shape[0] * forms[0].dtype.itemsize < _LEAST_BYTES:
         return None
-    stride, padding, dilation, *names = others
-    spec = ConvSpec(tuple(stride), tuple(padding), tuple(dilation), *names)  # type: ignore[arg-type]
+    spec = ConvSpec(tuple(stride), tuple(padding), tuple(dilation), *others)
     return values if moments.is_measured(forms[0], forms[1], spec) else None

@@ -81,6 +81,15 @@ def is_known_image(value: object) -> bool:
     return all(isinstance(each, int) for each in (*value.shape, *value.stride())) and value.numel() > 0
 
 
+def replace_node(graph: torch.fx.Graph, node: torch.fx.Node, function: Any, arguments: tuple[Any, ...]) -> None:
+    """Let a call of the function stand in the node's place; of its result the same is known."""
+    with graph.inserting_before(node):
+        replaced = graph.call_function(function, arguments)
+    replaced.meta.update(node.meta)
+    node.replace_all_uses_with(replaced)
+    graph.erase_node(node)
+
+
 def _why_not(node: torch.fx.Node, given: dict[str, Any]) -> str | None:
     """A sentence: what of a call is not as our operator needs it. None if nothing is."""
     unknown: list[object] = []

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from haloconv.fusion.convolutions import is_known_image, value_of
+from haloconv.fusion.convolutions import is_known_image, replace_node, value_of
 from haloconv.layout import is_channels_last
 
 Node = torch.fx.Node
@@ -39,11 +39,7 @@ def enlarge_by_views(graph: torch.fx.GraphModule) -> int:
         factors = _factors_of(node) if node.target is INTERPOLATE else None
         if factors is None:
             continue
-        with graph.graph.inserting_before(node):
-            replaced = graph.graph.call_function(enlarged, (image_of(node), *factors, value_of(node).dtype))
-        replaced.meta.update(node.meta)
-        node.replace_all_uses_with(replaced)
-        graph.graph.erase_node(node)
+        replace_node(graph.graph, node, enlarged, (image_of(node), *factors, value_of(node).dtype))
         found += 1
     if found:
         graph.recompile()

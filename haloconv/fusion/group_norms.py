@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from haloconv.fusion.convolutions import is_known_image
+from haloconv.fusion.convolutions import is_known_image, replace_node
 from haloconv.layout import is_channels_last
 
 Tensor = torch.Tensor
@@ -33,11 +33,7 @@ def norms_by_channel(graph: torch.fx.GraphModule, value_of: Callable[[Any], Any]
         if not is_known_image(x) or not is_known_image(y) or not is_channels_last(tuple(x.shape), x.stride()):
             continue
         arguments = (*(given[name] for name in _NAMES), y.dtype)
-        with graph.graph.inserting_before(node):
-            replaced = graph.graph.call_function(group_norm_by_channel, arguments)
-        replaced.meta.update(node.meta)
-        node.replace_all_uses_with(replaced)
-        graph.graph.erase_node(node)
+        replace_node(graph.graph, node, group_norm_by_channel, arguments)
         found += 1
     if found:
         graph.recompile()

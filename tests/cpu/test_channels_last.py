@@ -224,7 +224,7 @@ def test_a_user_may_keep_the_layout() -> None:
 @pytest.mark.usefixtures("gaining")
 def test_the_option_of_inductor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(backends, "replace_convolutions", lambda graph, chooses, form: asked.append(chooses))
+    monkeypatch.setattr(backends, "replace_convolutions", lambda graph, chooses, form: asked.append(chooses) or [])
     monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", lambda *_: lambda graph, inputs: graph.forward)
     for options in (None, {}, {"layout_optimization": True}, {"layout_optimization": False}):
         torch.compile(lambda x: functional.conv2d(x, W), backend="haloconv", options=options)(image())

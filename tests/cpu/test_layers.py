@@ -45,6 +45,7 @@ LAYERS = (
         "layer",
         "library",
         "module",
+        "moments",
         "one_dimension",
         "padding",
         "precompile",
@@ -77,6 +78,9 @@ LATE_IMPORTS = {
         COMPUTED: "functions that measure, export and fuse are loaded when they are asked for",
     },
     "accelerate.py": {"haloconv.fusion.module": "what fuses is loaded by fuse, and by restore, which takes it back"},
+    "backend.py": dict.fromkeys(
+        ("haloconv.fusion.batch_norms", "torch._inductor.config"), "Inductor takes seconds to import"
+    ),
     "__main__.py": {"haloconv.cli": "without the packages of the command line there is one sentence, no traceback"},
     "changes.py": {"haloconv.report.changes": "tables are loaded when one is printed"},
     "bench/costs/first_step.py": dict.fromkeys(

@@ -15,6 +15,7 @@ from haloconv.families.base import BoundCall, Config
 from haloconv.families.halo_sm90.conv import conv_edges
 from haloconv.families.halo_sm90.wgrad import wgrad_edges
 from haloconv.families.reduce.bgrad import bind_bgrad
+from haloconv.moments import FamilyWithMoments
 from haloconv.problem import Request, TensorForm
 from tests import oracle
 from tests.cases import Case, Tensors
@@ -24,6 +25,7 @@ from tests.fuzz.front_draw import FrontDraw
 from tests.fuzz.operands import exact_operands, random_operands
 from tests.fuzz.outcome import Checked, Failure
 from tests.launches import launched
+from tests.measured import MOMENTS, check_measured, with_moments
 
 MANY_PRODUCTS = 4096
 
@@ -104,7 +106,20 @@ def bound(draw: Draw, t: Tensors, index: int) -> BoundCall:
         return lambda *_: oracle.run(draw.answer, t, one)
     if draw.family == REDUCE:
         return watched(bind_bgrad(draw.dtype, draw.y_shape, _form(t.dy), device), device)
-    return watched(FAMILIES[draw.family].bind(_asked(draw, t), _candidates(draw, t)[index]), device)
+    family, request, config = FAMILIES[draw.family], _asked(draw, t), _candidates(draw, t)[index]
+    run = watched(family.bind(request, config), device)
+    if not (isinstance(family, FamilyWithMoments) and family.measures(request, config)):
+        return run
+    measured = watched(family.bind_moments(request, config), device)
+
+    def both(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        """The result; that of the kernel that measures it has the same bits, and its moments are right."""
+        y, with_its_own = run(x, w, b), with_moments(*measured(x, w))
+        assert oracle.same_bits(y, with_its_own), "the kernel that measures gives other bits"
+        check_measured(MOMENTS, with_its_own)
+        return y
+
+    return both
 
 
 def _candidates(draw: Draw, t: Tensors) -> list[Config]:
