@@ -97,11 +97,11 @@ class _Backend:
         options = dict(options or {})
         before_upsampling = asked_by_option(options.pop(OPTION, None))
         found = replace_convolutions(graph, options.get("layout_optimization", True), before_upsampling)
+        inductor = torch._TorchCompileInductorWrapper(mode, options or None, None)
         if any(each.replaced for each in found):
             measure = import_module("haloconv.fusion.batch_norms")  # of Inductor, which takes seconds to import
-            before = options.get(measure.PASS, getattr(import_module("torch._inductor.config"), measure.PASS))
-            options[measure.PASS] = measure.MeasureWhatIsStored(before)
-        inductor = torch._TorchCompileInductorWrapper(mode, options or None, None)
+            before = inductor.config.get(measure.PASS, getattr(import_module("torch._inductor.config"), measure.PASS))
+            inductor.config[measure.PASS] = measure.MeasureWhatIsStored(before)  # as an option PyTorch 2.6 drops it
         compiled: Callable[..., Any] = inductor(graph, example_inputs)
         return compiled
 
