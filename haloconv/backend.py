@@ -101,7 +101,7 @@ class _Backend:
         if any(each.replaced for each in found):
             measure = import_module("haloconv.fusion.batch_norms")  # of Inductor, which takes seconds to import
             before = inductor.config.get(measure.PASS, getattr(import_module("torch._inductor.config"), measure.PASS))
-            inductor.config[measure.PASS] = measure.MeasureWhatIsStored(before)  # as an option PyTorch 2.6 drops it
+            inductor.config[measure.PASS] = measure.MomentsPass(before)  # as an option PyTorch 2.6 drops it
         compiled: Callable[..., Any] = inductor(graph, example_inputs)
         return compiled
 

@@ -56,7 +56,7 @@ def _fprop_epilogue(
 
 
 def _fprop_moments(x: Tensor, w: Tensor, *values: Any) -> moments.Measured:
-    return moments.measured(_fprop(x, w, None, *values))
+    return moments.with_var_mean(_fprop(x, w, None, *values))
 
 
 def _dgrad(dy: Tensor, w: Tensor, x_shape: Sequence[int], layout: Layout, *values: Any) -> Tensor:

@@ -27,13 +27,13 @@ MomentsCall = Callable[[Tensor, Tensor], Measured]
 
 @runtime_checkable
 class FamilyWithMoments(Family, Protocol):
-    """A family some of whose kernels measure what they store."""
+    """A family some of whose kernels give mean and variance of what they store."""
 
-    def measures(self, request: Request, config: Config) -> bool:
+    def has_moments(self, request: Request, config: Config) -> bool:
         """Whether the config can do so for the request, forward without bias and epilogue."""
 
     def bind_moments(self, request: Request, config: Config) -> MomentsCall:
-        """The launches for a request and a config of which ``measures`` is true."""
+        """The launches for a request and a config of which ``has_moments`` is true."""
 
 
 _calls: dict[tuple[object, ...], MomentsCall | None] = {}
@@ -47,17 +47,17 @@ def fprop(x: Tensor, w: Tensor, spec: ConvSpec) -> Measured:
     """
     call = _call_of(x, w, spec)
     if call is None:
-        return measured(plans.fprop(x, w, None, spec))
+        return with_var_mean(plans.fprop(x, w, None, spec))
     y, mean, variance = call(x, w)
     return y, variance.view(1, -1, 1, 1), mean.view(1, -1, 1, 1)
 
 
-def measured(y: Tensor) -> Measured:
+def with_var_mean(y: Tensor) -> Measured:
     """y with the statistics that PyTorch finds."""
     return y, *torch.var_mean(y.to(torch.promote_types(y.dtype, torch.float32)), (0, 2, 3), correction=0, keepdim=True)
 
 
-def is_measured(x: Tensor, w: Tensor, spec: ConvSpec) -> bool:
+def has_moments(x: Tensor, w: Tensor, spec: ConvSpec) -> bool:
     """Whether a kernel of ours measures the result of these, of which only forms are read; they count as aligned."""
     layout = plans.result_layout(x, w)
     problem = plans.problem_of("fprop", tuple(x.shape), tuple(w.shape), spec, x.dtype, layout)
@@ -92,4 +92,4 @@ def _measuring(request: Request, choice: Choice) -> tuple[FamilyWithMoments, Con
     if not isinstance(family, FamilyWithMoments):
         return None
     config = config_of(choice, request)
-    return (family, config) if family.measures(request, config) else None
+    return (family, config) if family.has_moments(request, config) else None

@@ -16,7 +16,7 @@ LARGEST, SMALLEST = 1e38, 1e-36  # of what fp32 holds with all of its bits, abou
 
 def run_measured(x: torch.Tensor, w: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
     """y, which has its moments with it."""
-    assert moments.is_measured(x, w, spec), f"no kernel of {spec.family} measures this"
+    assert moments.has_moments(x, w, spec), f"no kernel of {spec.family} measures this"
     y, variance, mean = moments.fprop(x, w, spec)
     return with_moments(y, mean, variance)
 

@@ -29,7 +29,7 @@ _LEAST_BYTES = 256
 """Fewer of a pixel are left: 64 channels in bf16 at 56x56 take a reduction 7.5 us, and this kernel 10 more (H200)."""
 
 
-class MeasureWhatIsStored(CustomGraphPass):
+class MomentsPass(CustomGraphPass):
     """The pass: ours, then the one that was set before, if there is one."""
 
     def __init__(self, before: Any = None) -> None:
@@ -94,4 +94,4 @@ def _measured_by(node: Node) -> Node | None:
     if forms[1].shape[0] * forms[0].dtype.itemsize < _LEAST_BYTES:
         return None
     spec = ConvSpec(tuple(stride), tuple(padding), tuple(dilation), *others)
-    return values if moments.is_measured(forms[0], forms[1], spec) else None
+    return values if moments.has_moments(forms[0], forms[1], spec) else None

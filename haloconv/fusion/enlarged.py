@@ -2,8 +2,8 @@
 
 Inductor takes ``interpolate`` apart into a gather before autograd sees it, so that the gradient scatters: it adds each
 pixel to its place in an fp32 image of zeros by an atomic operation, and copies that to the image's dtype. An expanded
-view has the same values, and its gradient is a sum over the pixels that one was copied to, which Inductor makes part of
-what reads it. In a U-Net's step the scatters took a quarter of the time (docs/notebook.md#compiled-graphs).
+view has the same values, and its gradient is a sum over the pixels that one was copied to, without atomics and in one
+order. In a U-Net's step the scatters took a quarter of the time (docs/notebook.md#compiled-graphs).
 """
 
 from __future__ import annotations

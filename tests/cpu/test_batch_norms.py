@@ -20,7 +20,7 @@ from haloconv.families.halo_sm90.pointwise import implicit_gemm, moments_sum
 from haloconv.families.halo_sm90.pointwise import moments as kernel
 from haloconv.families.halo_sm90.pointwise import tile as pointwise_tile
 from haloconv.fusion import batch_norms
-from haloconv.fusion.batch_norms import MeasureWhatIsStored, replace_statistics
+from haloconv.fusion.batch_norms import MomentsPass, replace_statistics
 from haloconv.jit.compile import compile_source
 from haloconv.problem import Problem, dense_request
 from tests.compiled import emulated, image
@@ -119,7 +119,7 @@ def test_the_operator_is_the_convolution_and_its_statistics() -> None:
         torch.testing.assert_close(got.double(), each, rtol=1e-6, atol=1e-7)
     torch.library.opcheck(OPS.fprop_moments.default, (x, w, *VALUES))
     by_pytorch = (*VALUES[:5], "aten", False)
-    assert not moments.is_measured(x, w, haloconv.library._spec(*by_pytorch))
+    assert not moments.has_moments(x, w, haloconv.library._spec(*by_pytorch))
     for one, other in zip(OPS.fprop_moments(x, w, *by_pytorch), (y, variance, mean), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
     table = haloconv.decompositions()[OPS.fprop_moments.default]
@@ -192,9 +192,9 @@ def test_inductor_trains_a_block_as_pytorch_does(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_compiled_code_on_disk_is_found_by() -> None:
-    own, counting = MeasureWhatIsStored().uuid(), MeasureWhatIsStored(Counting()).uuid()
+    own, counting = MomentsPass().uuid(), MomentsPass(Counting()).uuid()
     assert own is not None and counting is not None and own != counting
-    assert MeasureWhatIsStored(print).uuid() is None  # nobody knows what it does
+    assert MomentsPass(print).uuid() is None  # nobody knows what it does
 
 
 @pytest.mark.of_kernel("halo_sm90/moments")

@@ -108,7 +108,7 @@ def bound(draw: Draw, t: Tensors, index: int) -> BoundCall:
         return watched(bind_bgrad(draw.dtype, draw.y_shape, _form(t.dy), device), device)
     family, request, config = FAMILIES[draw.family], _asked(draw, t), _candidates(draw, t)[index]
     run = watched(family.bind(request, config), device)
-    if not (isinstance(family, FamilyWithMoments) and family.measures(request, config)):
+    if not (isinstance(family, FamilyWithMoments) and family.has_moments(request, config)):
         return run
     measured = watched(family.bind_moments(request, config), device)
 

@@ -110,7 +110,7 @@ def test_what_is_stored_is_measured(subject: Subject, dtype: torch.dtype, one: C
     request = replace(request, problem=replace(request.problem, bias=False))
     plain = implicit_gemm if max(one.extents[5:]) > 1 else pointwise
     configs = plain.configs(request)
-    measured = [config for config in configs if moments.is_measured(request, config)]
+    measured = [config for config in configs if moments.has_moments(request, config)]
     assert len(measured) == sum(config.derived.parts == 1 for config in configs)
     for config in measured:
         want = plain.bind(request, config)(t.x, t.w, None)

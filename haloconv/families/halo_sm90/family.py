@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import torch
@@ -109,10 +110,10 @@ class HaloSm90Family:
     def bind(self, request: Request, config: Config) -> BoundCall:
         return _KERNELS[config.kernel].bind(request, config)
 
-    def measures(self, request: Request, config: Config) -> bool:
-        return moments.is_measured(request, config)
+    def has_moments(self, request: Request, config: Config) -> bool:
+        return moments.has_moments(request, config)
 
-    def bind_moments(self, request: Request, config: Config) -> moments.MomentsCall:
+    def bind_moments(self, request: Request, config: Config) -> Callable[..., tuple[torch.Tensor, ...]]:
         return moments.bind(request, config)
 
     def sources(self) -> list[KernelSource]:

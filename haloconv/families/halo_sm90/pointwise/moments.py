@@ -21,16 +21,13 @@ from haloconv.jit import KernelSource, kernel_source
 from haloconv.jit.launch import Value
 from haloconv.problem import Request
 
-__all__ = ["KERNEL", "MomentsCall", "bind", "is_measured", "sources"]
-
-MomentsCall = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""``fprop(x, w) -> (y, mean, variance)``: of each filter's results, by N P Q, (K,) in fp32."""
+__all__ = ["KERNEL", "bind", "has_moments", "sources"]
 
 KERNEL = "halo_sm90/moments"
 _PLAIN = (pointwise.KERNEL, implicit_gemm.KERNEL)
 
 
-def is_measured(request: Request, config: Config) -> bool:
+def has_moments(request: Request, config: Config) -> bool:
     """Whether results of a config of the plain kernels can be measured as they are stored: whole sums, in nhwc."""
     problem = request.problem
     alone = problem.direction == "fprop" and not problem.bias and not any(problem.epilogue)
@@ -52,8 +49,8 @@ def source(product: Product, tile: Tile) -> KernelSource:
     return kernel_source(KERNEL, "halo_sm90_moments", {**constants(product, tile), "MOMENTS": 1})
 
 
-def bind(request: Request, config: Config) -> MomentsCall:
-    """The launches for a request and a config of which ``is_measured`` is true."""
+def bind(request: Request, config: Config) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The launches for a request and a config of which ``has_moments`` is true."""
     product, tile = _plain_kernel(request).product_of(request), config.derived
     shape, strides, filters = request.result_shape, request.result_strides, product.filters
     pack = pack_launch(request, product, tile) if product.packs else None
