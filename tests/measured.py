@@ -28,6 +28,11 @@ def with_moments(y: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) ->
     return y
 
 
+def on_cpu(y: torch.Tensor) -> torch.Tensor:
+    """A copy of y on the CPU, with its moments if it has any."""
+    return with_moments(y.cpu(), *y.moments) if hasattr(y, "moments") else y.cpu()
+
+
 def check_measured(result: str, y: Any) -> None:
     """Assert that what was measured of y, if anything was to be, is right within fp32's rounding, or not finite."""
     if result != MOMENTS:

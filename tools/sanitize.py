@@ -136,10 +136,15 @@ def driver(*arguments: str) -> list[str]:
     return [sys.executable, *DRIVER, *arguments]
 
 
-def compile_and_note(families: list[str], pool: Pool, folder: Path, limit_s: float) -> dict[str, list[str]]:
-    """Compile what the families' calls need; gives the kernels that each call launches. Exits if that fails."""
+def compile_and_note(
+    families: list[str], pool: Pool, folder: Path, limit_s: float, only: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """Compile what the families' calls need; gives the kernels that each call launches. Exits if that fails.
+
+    ``only``: what those calls need that launch one of these kernels.
+    """
     noted, ended = folder / "calls.json", dict[str, Ended]()
-    chosen = [f"--family={name}" for name in families]
+    chosen = [*(f"--family={name}" for name in families), *(f"--launching={kernel}" for kernel in only)]
     pool.run({"compiling": Job(driver(*chosen, "--compile", str(noted)), limit_s)}, folder, ended.__setitem__)
     print(ended["compiling"].output)
     if ended["compiling"].code:
@@ -237,11 +242,11 @@ def main() -> int:
     if not torch.cuda.is_available() or sanitizer is None:
         print("sanitize: needs a CUDA device and compute-sanitizer on PATH or under CUDA_HOME", file=sys.stderr)
         return 1
-    families = families_of(options.family)
+    families = families_of(options.family or [kernel.split("/")[0] for kernel in options.kernel])
     environment = driver_environment(options.cache)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        kernels = compile_and_note(families, Pool(ROOT, environment), folder, options.timeout)
+        kernels = compile_and_note(families, Pool(ROOT, environment), folder, options.timeout, options.kernel)
         plan = plan_of(kernels, families, dict(options.every))
         parts = parts_of(plan, SanitizerResults(read_lines([options.out])), options.calls, options.kernel)
         append_line(options.out, plan)

@@ -21,6 +21,7 @@ from tests.cases import pick
 from tests.conformance import on_emulator
 from tests.families import DIRECT, FACTS, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.gpu import sanitizer_driver as driver
+from tests.measured import MOMENTS, check_measured, on_cpu, with_moments
 from tests.sources import compile_all, noted_sources
 from tests.tilings import chosen_sources
 from tools import sanitize, stamps
@@ -354,3 +355,26 @@ def test_the_lines_of_jobs_are_what_the_results_read(tmp_path: Path, capsys: pyt
     assert "memcheck: out of time in 0 calls" in printed and "2 processes are left for another run" in printed
     append_line(path, sanitize.noted_line(sanitize.PLANTED, Ended(0, "nothing", 5.0), made, parts))
     assert "NOT found" in capsys.readouterr().out
+
+
+def test_what_was_measured_is_compared_on_the_cpu_too() -> None:
+    """The statistics of a result go with its copy, and a copy without any has none."""
+    y = torch.randn(2, 3, 4, 5)
+    variance, mean = torch.var_mean(y.double(), (0, 2, 3), correction=0)
+    kept = on_cpu(with_moments(y, mean.float(), variance.float()))
+    check_measured(MOMENTS, kept)
+    with pytest.raises(AssertionError, match="a mean is off"):
+        check_measured(MOMENTS, on_cpu(with_moments(y, mean.float() + 1, variance.float())))
+    assert not hasattr(on_cpu(torch.ones(2)), "moments")
+
+
+def test_only_what_asked_kernels_need_is_compiled() -> None:
+    """Every call's kernels are noted; sources are those of calls that launch one of the kernels asked for."""
+    pointwise = [call for call in driver.calls_of(HALO_SM90) if call.shape][:6]
+    every = driver.note(pointwise, H200)
+    kernel = sorted({name for names in every.kernels.values() for name in names})[0]
+    asked = driver.note(pointwise, H200, [kernel])
+    launching = [call for call in pointwise if kernel in every.kernels[call.name]]
+    assert asked.kernels == every.kernels
+    assert {each.digest for each in asked.sources} == {each.digest for each in driver.note(launching, H200).sources}
+    assert not driver.note(pointwise, H200, ["halo_sm90/none"]).sources

@@ -11,7 +11,7 @@ import argparse
 import json
 import struct
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +40,7 @@ from tests.conformance import suite as conformance
 from tests.emulated import BY_NAME, MODULES, forced, with_every_not_finite
 from tests.families import DEPTHWISE, FACTS, HALO_SM90, SPECIALS, SUBJECTS, Subject
 from tests.launches import launched
+from tests.measured import on_cpu
 from tests.recorder import stamped
 from tests.sources import compile_all, noted_sources
 
@@ -184,21 +185,26 @@ class Noted(NamedTuple):
     kernels: dict[str, list[str]]
 
 
-def note(calls: Iterable[Call], facts: DeviceFacts) -> Noted:
-    """What the calls load and launch on a GPU of these facts."""
+def note(calls: Iterable[Call], facts: DeviceFacts, only: Collection[str] = ()) -> Noted:
+    """What the calls load and launch on a GPU of these facts; ``only``: sources of calls that launch one of these."""
+    loaded: dict[str, KernelSource] = {}
     kernels = {}
-    with noted_sources(facts) as sources:
-        for call in calls:
-            with launched() as names:
-                result_of(call, placed(call, "cpu")[1])
-            kernels[call.name] = stamped(names)
-    return Noted(list(sources.values()), kernels)
+    for call in calls:
+        with noted_sources(facts) as sources, launched() as names:
+            result_of(call, placed(call, "cpu")[1])
+        kernels[call.name] = stamped(names)
+        if not only or not {*kernels[call.name]}.isdisjoint(only):
+            loaded |= sources
+    return Noted(list(loaded.values()), kernels)
 
 
-def compile_calls(calls: list[Call], path: Path) -> None:
-    """Compile what the calls load, and the planted fault; write down, as JSON, the kernels of each call."""
+def compile_calls(calls: list[Call], path: Path, only: Collection[str] = ()) -> None:
+    """Compile what the calls load, and the planted fault; write down, as JSON, the kernels of each call.
+
+    ``only``: what the calls load that launch one of these kernels.
+    """
     facts, start = device_facts(0), time.perf_counter()
-    noted = note(calls, facts)
+    noted = note(calls, facts, only)
     sources, between = [*noted.sources, PLANTED, conformance.BY_NAME["alternating"].source()], time.perf_counter()
     compile_all(sources, facts.arch)
     took = time.perf_counter() - between
@@ -236,7 +242,7 @@ def check_all(calls: list[Call], fill: bool = False) -> None:
         here, there = placed(call, "cuda")
         torch.use_deterministic_algorithms(fill and FACTS[call.one.spec.family].tma_stores, warn_only=True)
         got = result_of(call, there)
-        oracle.check(call.result, got.cpu(), here, call.one.spec)
+        oracle.check(call.result, on_cpu(got), here, call.one.spec)
         if done % REPORT_EACH == 0:
             print(f"sanitizer driver: {done} calls so far", flush=True)
     torch.cuda.synchronize()
@@ -247,6 +253,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", action="append", default=[], help="this family's calls; may be repeated")
     parser.add_argument("--only", metavar="I,J,...", help="only those of the calls that have these numbers, from 0")
+    parser.add_argument(
+        "--launching",
+        action="append",
+        default=[],
+        metavar="KERNEL",
+        help="with --compile: only what the calls load that launch this kernel; may be repeated",
+    )
     # initcheck does not see what TMA writes. Where it wrote nothing, the result is wrong: it stays NaN.
     parser.add_argument("--fill", action="store_true", help="initialise what TMA may write")
     mode = parser.add_mutually_exclusive_group()
@@ -264,7 +277,7 @@ def main() -> None:
         print(f"left out: {missing}")
     calls = calls_here(options.family)
     if options.compile:
-        compile_calls(calls, options.compile)
+        compile_calls(calls, options.compile, options.launching)
         return
     check_all([calls[int(i)] for i in options.only.split(",")] if options.only else calls, options.fill)
 
