@@ -24,6 +24,7 @@ from haloconv.fusion.batch_norms import MomentsPass, replace_statistics
 from haloconv.jit.compile import compile_source
 from haloconv.problem import Problem, dense_request
 from tests.compiled import emulated, image
+from tests.measured import MOMENTS, check_measured, with_moments
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
@@ -125,6 +126,22 @@ def test_the_operator_is_the_convolution_and_its_statistics() -> None:
     table = haloconv.decompositions()[OPS.fprop_moments.default]
     for one, other in zip(table(x, w, *VALUES), (y, variance, mean), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(("scale", "right"), [(1e-30, True), (1e-22, True), (1e15, True), (1e18, False), (1e36, False)])
+def test_statistics_at_the_ends_of_fp32(scale: float, right: bool) -> None:
+    """Small results have the variance that fp32 holds; where sums of squares overflow it is not finite, never wrong."""
+    x, w = X * scale, W
+    spec = haloconv.library._spec(*VALUES)
+    assert moments.has_moments(x, w, spec)
+    y, variance, mean = moments.fprop(x, w, spec)
+    check_measured(MOMENTS, with_moments(y, mean, variance))
+    assert variance.isfinite().all() == right
+    finite = variance.nan_to_num(1.0, 1.0) * 2 + 1e-36
+    for wrong in (finite, torch.full_like(variance, torch.nan)) if right else (finite,):
+        with pytest.raises(AssertionError, match=" is off by "):
+            check_measured(MOMENTS, with_moments(y, mean.nan_to_num(0.0, 0.0, 0.0), wrong))
 
 
 @pytest.mark.usefixtures("device")
