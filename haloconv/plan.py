@@ -340,13 +340,13 @@ def bound(request: Request, spec: ConvSpec, choice: Choice) -> Plan:
 def _run_of(choice: Choice, request: Request) -> tuple[BoundCall, Config]:
     """The bound call of a choice, and its config."""
     problem, family, bare = request.problem, FAMILIES[choice.family], _without_dgrad_bias(request)
-    config = config_of(choice, bare)
-    run = watched(family.bind(request if family.has_epilogue else bare, config), request.device)
-    if any(problem.epilogue) and not family.has_epilogue:
-        run = followed(run, problem.epilogue)
-    elif bare is not request and not family.has_epilogue:
+    config, adds = config_of(choice, bare), family.has_epilogue
+    if adds and bare is not request:  # not every kernel that was chosen without the bias adds it
+        adds = any(each.kernel == config.kernel for each in family.configs(request))
+    run = watched(family.bind(request if adds else bare, config), request.device)
+    if not adds and bare is not request:
         run = biased(run)
-    return run, config
+    return followed(run, problem.epilogue) if any(problem.epilogue) and not adds else run, config
 
 
 def _without_dgrad_bias(request: Request) -> Request:

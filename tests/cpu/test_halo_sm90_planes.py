@@ -52,6 +52,7 @@ def tiles_of(request: Request) -> tuple[Tile, ...]:
         (requested(LAYER, first=TensorForm((6274, 49, 7, 1), True)), "multiples of 16 bytes"),
         (requested(replace(LAYER, c=12)), "multiples of 16 bytes"),
         (requested(replace(LAYER, k=12)), "multiples of 16 bytes"),
+        (requested(replace(LAYER, direction="dgrad", h=28, w=28, stride=(2, 2), bias=True)), "no bias is added"),
         (requested(replace(LAYER, h=17, w=17)), "no tile fits"),
         (requested(replace(LAYER, n=1, h=1, w=3)), "no tile fits"),
         (requested(replace(LAYER, h=61, w=61, stride=(4, 4))), "no tile fits"),

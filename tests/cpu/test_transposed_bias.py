@@ -68,6 +68,20 @@ def test_kernels_add_it(
     assert torch.equal(y, torch.conv_transpose2d(x.double(), w.double(), b.double(), stride).to(dtype))
 
 
+@pytest.mark.parametrize(("dtype", "stride"), [(torch.bfloat16, (1, 2)), (torch.float16, 2), (torch.float32, 3)])
+def test_a_kernel_that_clears_pixels_between_outputs_is_followed_by_an_addition(
+    dtype: torch.dtype, stride: int | tuple[int, int], additions: list[BoundCall]
+) -> None:
+    """`pointwise_planes` writes zeros there (found by the fuzzer: the bias was missing)."""
+    gen = generator("transposed bias", "cpu")
+    x, w, b = (integers(shape, dtype, gen) for shape in ((2, 64, 8, 6), (64, 72, 1, 1), (72,)))
+    with emulated_device(), launched() as names:
+        y = haloconv.conv_transpose2d(x, w, b, stride, family="halo_sm90", strict=True, precision="tf32")
+    assert "halo_sm90/pointwise_planes" in names and len(additions) == 1
+    want = torch.conv_transpose2d(x.double(), w.double(), None, stride).to(dtype) + b[:, None, None]
+    assert torch.equal(y, want)
+
+
 def test_others_are_followed_by_an_addition(additions: list[BoundCall]) -> None:
     gen = generator("transposed bias", "cpu")
     x, w, b = (integers(shape, torch.float32, gen) for shape in ((1, 4, 5, 6), (4, 3, 3, 3), (3,)))

@@ -39,6 +39,8 @@ def why_not(request: Request) -> str | None:
     one = planes_of(request)
     if one is None:
         return "pixels are not neighbours in dense planes, in x and in the result"
+    if request.problem.bias and not one.y.dense:
+        return "pixels that no output meets become zeros here, to which no bias is added"
     if not request.first.aligned or not (one.whole(one.x.image) and one.whole(one.y.image)):
         return "images are not at multiples of 16 bytes"
     if not all_tiles(request):
