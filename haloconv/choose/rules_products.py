@@ -19,6 +19,10 @@ _MOST_OF_DGRAD = 1024  # filters of 1x1 gradients in nhwc, 16 bits: from there o
 _FULL = 0.95  # the least share of chunks of channels, and of blocks of filters, that are no zeros
 _CHUNK_BYTES, _BLOCK = 128, 64  # of channels; filters
 _LEAST_PRODUCT_BYTES = 8_000_000  # that a 1x1 layer reads of pixels and writes: the least that was measured
+_LEAST_OF_PLANES = 3 << 19  # elements of a 1x1 result in nchw, 16 bits: 2^20 were at 0.91 (a draw of 2026-11-29)
+_LEAST_OF_WAVES = (
+    0.8  # the share of what tiles of all waves could hold that are results: 0.64 was at 0.85 (such a draw)
+)
 
 _LARGE_PRODUCT = "halo_sm90 is faster on 1x1 layers of many pixels and channels on Hopper's tensor cores"
 
@@ -48,8 +52,11 @@ def is_a_large_product(problem: Problem, device: torch.device) -> bool:
         if (many and problem.dtype.itemsize == 2) or pixels < 1 << 12:
             return False
     filters = problem.k if problem.direction == "fprop" else problem.c
-    if problem.layout == "nchw" and problem.dtype.itemsize == 2 and filters > 64 and filters % 128:
-        return False  # 320 filters, two and a half blocks, were at 0.93, 96 at 0.87 (draws of 2026-11-27 and 28)
+    if problem.layout == "nchw" and problem.dtype.itemsize == 2:
+        if filters > 64 and filters % 128:
+            return False  # 320 filters, two and a half blocks, were at 0.93, 96 at 0.87 (draws of 2026-11-27 and 28)
+        if not strided and pixels * filters < _LEAST_OF_PLANES:
+            return False
     return _has_a_product_kernel(problem, device)
 
 
@@ -77,7 +84,8 @@ def is_a_product_for_each_tap(problem: Problem, device: torch.device) -> bool:
     and bf16, ``fprop`` and ``dgrad``. Half of them, as ``tools/judge_rules.py`` halves draws, gave the numbers; of the
     other half the rule names 16, all at 1.02 of PyTorch's speed or better. Behind in the first half, and left out: maps
     of 7x7 (0.90 to 0.94), strides (0.94 in TF32), fewer channels than 64 (0.91), and outputs so few that channels are
-    split, or that there is no tile of 128 by 256 for each multiprocessor (few images of 512 channels: 0.90 in TF32).
+    split, or that there is no tile of 128 by 256 for each multiprocessor (few images of 512 channels: 0.90 in TF32), or
+    that the last of several waves of tiles leaves many of them idle (_LEAST_OF_WAVES).
 
     In ``nchw`` by tuning and rows of that GPU the same day: 27 layers of networks of 128 channels and more, strides and
     7x7 among them, were at 1.06 or better, one whose channels were split at 0.79. Ten of few images that clusters run
@@ -102,12 +110,18 @@ def is_a_product_for_each_tap(problem: Problem, device: torch.device) -> bool:
     family = FAMILIES["halo_sm90"]
     if family.why_not(problem, device) is not None:
         return False
-    first = family.configs(dense_request(problem, device))[0]
+    request = dense_request(problem, device)
+    first = family.configs(request)[0]
     if first.kernel != "halo_sm90/implicit_gemm" or first.kernel not in stamped():
         return False
     if first.derived.in_cluster:
         return is_planes
-    return first.derived.splits == 1 and problem.n * pixels * filters >= _LEAST_OF_TAPS
+    results, tile, sm_count = problem.n * pixels * filters, first.derived, request.facts.sm_count
+    if tile.splits > 1 or results < _LEAST_OF_TAPS:
+        return False
+    count = ceil_div(problem.n * pixels, tile.pixels) * ceil_div(filters, tile.filters)
+    held = ceil_div(count, sm_count) * sm_count * tile.pixels * tile.filters
+    return is_planes or results >= _LEAST_OF_WAVES * held
 
 
 _AS_A_WHOLE = "halo_sm90 saves more passes over the result than its convolution is behind PyTorch's"
