@@ -12,6 +12,7 @@ from haloconv.families import FAMILIES
 from haloconv.precision import Precision
 from tests import oracle
 from tests.cases import DTYPE_NAMES, DTYPES, Case, case, case_id
+from tools.stamps import MOMENTS
 
 
 class Facts(NamedTuple):
@@ -58,6 +59,7 @@ class Subject:
 
     ``capability`` is the compute capability it is bound to, None for any; ``newer``: or any that is newer.
     ``tensor_cores``: fp32 tensors are multiplied in TF32. ``results`` are its own; the others go to PyTorch.
+    ``verifies`` names a kernel that the tests are about alone; else they verify the family.
     """
 
     name: str
@@ -66,6 +68,12 @@ class Subject:
     tensor_cores: bool = False
     capability: tuple[int, int] | None = None
     newer: bool = False
+    verifies: str = ""
+
+    @property
+    def group(self) -> str:
+        """The group of GPU tests that its tests are in (``tools.stamps.groups_of``)."""
+        return self.verifies or self.name
 
     def on(self, one: Case, dtype: torch.dtype, *, strict: bool = True) -> Case:
         """The case with this family forced: with ``strict`` a refusal raises instead of running PyTorch's own."""
@@ -104,6 +112,7 @@ DIRECT = _subject("direct", oracle.RESULTS)
 HALO_SM80 = _subject("halo_sm80")
 HALO_SM90 = _subject("halo_sm90", ("fprop", "dgrad"))
 HALO_SM90_WGRAD = replace(HALO_SM90, results=("wgrad",))  # not of groups of few channels
+HALO_SM90_MOMENTS = replace(HALO_SM90, results=("fprop",), verifies=MOMENTS)  # where statistics are asked for
 HALO_SM80_WGRAD = _subject("halo_sm80_wgrad")
 HALO_SM80_F64 = _subject("halo_sm80_f64")  # not of groups of few channels
 GROUPED_SM90 = _subject("grouped_sm90")  # of fp32 no filter gradient

@@ -22,7 +22,7 @@ from tests.launches import launched
 from tests.recorder import Recorder, stamped
 from tools.gpu_results import GpuResults
 from tools.result_lines import append_line, read_lines
-from tools.stamps import ROOT, all_hashes, kernel_families, tested_by
+from tools.stamps import ROOT, all_hashes, groups_of, kernel_families, kernels
 
 RECORDER = pytest.StashKey[Recorder]()
 LEFT = "left for another run: the seconds are over"
@@ -36,6 +36,10 @@ def add_options(parser: pytest.Parser) -> None:
         help="run only the GPU tests that this family's stamps need; may be repeated",
     )  # fmt: skip
     parser.addoption(
+        "--kernel", action="append", default=[], choices=kernels(), metavar="FAMILY/NAME",
+        help="run only the GPU tests that this kernel's stamp needs; may be repeated",
+    )  # fmt: skip
+    parser.addoption(
         "--gpu-results", type=Path, default=ROOT / GPU_TESTS,
         help="the file to which GPU tests add what tools/make_stamps.py reads",
     )  # fmt: skip
@@ -46,10 +50,10 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addoption("--seconds", type=float, default=float("inf"), help="begin no GPU test later than this")
 
 
-def family_of(item: pytest.Item) -> str:
-    """The family that a test is about: its parameter ``subject``, else ``direct``, which all other tests run."""
+def group_of(item: pytest.Item) -> str:
+    """The group of a test: that of its parameter ``subject``, else ``direct``, which all other tests run."""
     subject = item.callspec.params.get("subject") if hasattr(item, "callspec") else None
-    return "direct" if subject is None else subject.name
+    return "direct" if subject is None else subject.group
 
 
 @cache
@@ -72,10 +76,13 @@ class GpuTests:
         self.run = f"{time.time():.0f}-{os.getpid()}"
         self.until = time.monotonic() + config.getoption("--seconds")
         self.begin: dict | None = None
-        self.families = sorted({each for name in self._asked() for each in tested_by(name)})
+        self.groups = sorted({group for kernel in self._asked() for group in groups_of(kernel)})
 
     def _asked(self) -> list[str]:
-        return self.config.getoption("--family") or kernel_families()
+        """The kernels whose tests run."""
+        families, named = (self.config.getoption(name) for name in ("--family", "--kernel"))
+        every = families if families or named else kernel_families()
+        return [*named, *(kernel for kernel in kernels() if kernel.split("/")[0] in every)]
 
     def pytest_sessionstart(self) -> None:
         if self.writes and not self.worker:
@@ -95,10 +102,10 @@ class GpuTests:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         ours = [item for item in items if self.is_gpu_test(item)]
         for item in ours:
-            item.user_properties.append(("gpu family", family_of(item)))
-        wanted = [item for item in ours if family_of(item) in self.families]
+            item.user_properties.append(("gpu family", group_of(item)))
+        wanted = [item for item in ours if group_of(item) in self.groups]
         if self.writes and self.worker in ("", "gw0") and self._is_whole():
-            tests = {family: [item.nodeid for item in wanted if family_of(item) == family] for family in self.families}
+            tests = {group: [item.nodeid for item in wanted if group_of(item) == group] for group in self.groups}
             append_line(self.path, {"kind": "collected", "tests": tests})
         done = self._done(wanted) if config.getoption("--resume") else set()
         out = {item for item in ours if item.nodeid in done} | set(ours).difference(wanted)
@@ -153,8 +160,8 @@ class GpuTests:
         if not self.writes or not self.path.exists():
             return
         results = GpuResults(read_lines([self.path]))
-        for family in (name for name in self.families if results.collected.get(name)):
-            tests = results.collected[family]
+        for group in (name for name in self.groups if results.collected.get(name)):
+            tests = results.collected[group]
             left = sum(test not in results.tests for test in tests)
             failed = sum(results.tests[test]["outcome"] == "failed" for test in tests if test in results.tests)
-            terminalreporter.write_line(f"{family}: {left} of {len(tests)} GPU tests left, {failed} failed")
+            terminalreporter.write_line(f"{group}: {left} of {len(tests)} GPU tests left, {failed} failed")

@@ -1,8 +1,9 @@
 """What lines of GPU tests come to, kernel by kernel: checks, failures, worst errors, counts, and tests that are left.
 
 tests/gpu_results.py writes three kinds of lines. ``run``: the environment and the hash of every kernel's sources as a
-run begins. ``collected``: the tests of each family. ``test``: how one ended, the kernels that it launched and what it
-recorded of them. Of several lines of a test the last counts; runs of different families, or parts of one, add up.
+run begins. ``collected``: the tests of each group, a family's mostly (``stamps.groups_of``). ``test``: how one ended,
+the kernels that it launched and what it recorded of them. Of several lines of a test the last counts; runs of different
+groups, or parts of one, add up.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tools.stamps import tested_by
+from tools.stamps import groups_of
 
 
 @dataclass
@@ -19,7 +20,7 @@ class KernelResults:
     """What the tests found out about one kernel on the sources of a hash.
 
     ``errors``: result -> precision -> worst relative norm error. ``counts``: results checked, by kind. ``left``: tests
-    of the families that verify it which did not run on these sources; None if their number is not known. ``astray``:
+    of the groups that verify it which did not run on these sources; None if their number is not known. ``astray``:
     those of them that failed before any kernel was launched.
     """
 
@@ -70,22 +71,22 @@ class GpuResults:
 
     def of_kernel(self, kernel: str, digest: str) -> KernelResults:
         """What is known of the kernel on sources of this hash."""
-        found, families = KernelResults(), tested_by(kernel.split("/")[0])
+        found, groups = KernelResults(), groups_of(kernel)
         whole = [test for tests in self.collected.values() for test in tests]
         lines = [self.tests[test] for test in whole if test in self.tests]
         lines = [line for line in lines if self.hash_then(line, kernel) == digest]
         for line in lines:
             if kernel in line["kernels"]:
                 found.add(line, kernel)
-            elif line["family"] in families and line["outcome"] == "failed" and not line["kernels"]:
+            elif line["family"] in groups and line["outcome"] == "failed" and not line["kernels"]:
                 found.astray += 1
-            found.skipped += line["family"] in families and line["outcome"] == "skipped"
-            if kernel in line["kernels"] or line["family"] in families:
+            found.skipped += line["family"] in groups and line["outcome"] == "skipped"
+            if kernel in line["kernels"] or line["family"] in groups:
                 run = self.runs[line["run"]]
                 found.environment = run["environment"]
                 found.gpus.add(run["environment"]["gpu"])
-        if all(family in self.collected for family in families):
-            wanted = {test for family in families for test in self.collected[family]}
+        if all(group in self.collected for group in groups):
+            wanted = {test for group in groups for test in self.collected[group]}
             found.left = sum(not self.is_known(test, kernel, digest) for test in wanted)
         return found
 

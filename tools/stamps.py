@@ -40,6 +40,9 @@ _ALSO = ("gpu", "torch", "checks", "exact_runs", "sanitizer_calls", "commit", "d
 """What stays of the stamp of a GPU model when another one runs the same sources."""
 _VERIFIED_ELSEWHERE = {"reduce": ("direct",)}
 """Families that nobody asks for by name and many launch: whose tests are enough to verify them."""
+MOMENTS = "halo_sm90/moments"
+_VERIFIED_ALONE = {MOMENTS: (MOMENTS,), "halo_sm90/moments_sum": (MOMENTS,)}
+"""Kernels that no config of their family names, as they run where statistics are asked for: whose tests verify them."""
 
 
 def kernel_families() -> list[str]:
@@ -50,6 +53,11 @@ def kernel_families() -> list[str]:
 def tested_by(family: str) -> tuple[str, ...]:
     """The families whose tests verify a family's kernels: itself, or those of which it is only a part."""
     return _VERIFIED_ELSEWHERE.get(family, (family,))
+
+
+def groups_of(kernel: str) -> tuple[str, ...]:
+    """The groups of GPU tests that verify a kernel: a family's, or those of kernels that are verified alone."""
+    return _VERIFIED_ALONE.get(kernel) or tested_by(kernel.split("/")[0])
 
 
 def read_stamps(folder: Path = VERIFIED) -> dict[str, dict]:

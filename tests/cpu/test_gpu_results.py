@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from haloconv.families import FAMILIES
-from tests.families import SPECIALS, SUBJECTS
+from tests.families import HALO_SM90_MOMENTS, SPECIALS, SUBJECTS
 from tests.gpu_results import GpuTests, file_hash
 from tools import result_lines, stamps
 from tools.gpu_results import GpuResults
@@ -66,6 +66,19 @@ def test_wrong(subject):
 
 def test_astray(nothing_of_this_name):
     pass
+"""
+ALONE = """
+import pytest
+
+from tests import launches
+from tests.families import HALO_SM90_MOMENTS
+
+
+@pytest.mark.parametrize("subject", [HALO_SM90_MOMENTS], ids=str)
+def test_alone(subject, record):
+    for names in launches._open:
+        names.add(subject.group)
+    record([subject.group], "fprop", "fp32", 1e-7)
 """
 
 
@@ -159,6 +172,20 @@ def test_a_run_of_one_family_adds_to_that_of_another(folder: Path, run_tests: Ca
     assert both.of_kernel(TAPS, stamps.stamp_hash(TAPS)).checks == 2
 
 
+def test_a_kernel_that_is_verified_alone_needs_its_own_tests(folder: Path, run_tests: Callable[..., str]) -> None:
+    """No test of its family that launches other kernels, and of the others' tests none is its own."""
+    (folder / "gpu" / "test_alone.py").write_text(ALONE)
+    alone, plain = stamps.MOMENTS, "halo_sm90/pointwise"
+    assert "1 passed, 6 deselected" in run_tests("--kernel", alone)
+    found = found_in(folder).of_kernel(alone, stamps.stamp_hash(alone))
+    assert (found.checks, found.left) == (1, 0)
+    assert found_in(folder).of_kernel(plain, stamps.stamp_hash(plain)).left is None
+    assert "4 deselected" in run_tests("--kernel", plain)  # the tests of direct, and that of the measuring kernel
+    found = found_in(folder).of_kernel(plain, stamps.stamp_hash(plain))
+    assert found.left == 0
+    assert "3 deselected" in run_tests("--family", "halo_sm90")
+
+
 # the joined lines, one by one
 
 
@@ -237,6 +264,8 @@ def test_every_family_with_kernels_is_tested_by_families_that_tests_ask_for() ->
     assert asked_for == {name for name in FAMILIES if name in stamps.kernel_families()}
     for family in stamps.kernel_families():
         assert set() < set(stamps.tested_by(family)) <= asked_for
+    groups = {group for kernel in stamps.kernels() for group in stamps.groups_of(kernel)}
+    assert groups == asked_for | {HALO_SM90_MOMENTS.group}
 
 
 def test_only_a_run_that_names_no_part_of_the_folder_is_whole(pytestconfig: pytest.Config, tmp_path: Path) -> None:

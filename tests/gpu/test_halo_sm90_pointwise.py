@@ -21,13 +21,14 @@ from tests import (
 )
 from tests.cases import Case, Tensors, case, make
 from tests.emulated import Run
-from tests.families import HALO_SM90, Subject, each_dtype, name_of, over
+from tests.families import HALO_SM90, HALO_SM90_MOMENTS, Subject, each_dtype, name_of, over
 from tests.gpu.runs import check_every_config, check_run, runs_of
 from tests.launches import launched
 from tests.measured import MOMENTS, with_moments
 
 _PARTS = (emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, emulated_halo_sm90_implicit_gemm)
-RUNS = runs_of("halo_sm90", *_PARTS, emulated_halo_sm90_moments)
+RUNS = [(HALO_SM90, run) for run in runs_of("halo_sm90", *_PARTS)]
+RUNS += [(HALO_SM90_MOMENTS, run) for run in runs_of("halo_sm90", emulated_halo_sm90_moments)]
 LAYERS = tuple(
     case(f"{name}_{storage}", reason, x, filters, storage=storage)
     for storage in ("contiguous", "channels_last")
@@ -76,7 +77,7 @@ OF_TAPS = tuple(
 KERNELS = (pointwise, pointwise_planes, implicit_gemm)
 
 
-@pytest.mark.parametrize(("subject", "run"), over(*((HALO_SM90, run) for run in RUNS)), ids=str)
+@pytest.mark.parametrize(("subject", "run"), over(*RUNS), ids=str)
 def test_run(subject: Subject, run: Run, record: Callable) -> None:
     """What the emulator runs, with tiles of the same kind."""
     check_run(subject, run, record)
@@ -101,7 +102,7 @@ def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, result: D
     check_every_config(kernel, request, one, t, subject, record)
 
 
-@pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90,)), ids=name_of)
+@pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90_MOMENTS,)), ids=name_of)
 @pytest.mark.parametrize("one", [one for one in (*LAYERS, *OF_TAPS) if one.storage == "channels_last"], ids=name_of)
 def test_what_is_stored_is_measured(subject: Subject, dtype: torch.dtype, one: Case, record: Callable) -> None:
     """In every config: the bits that the convolution alone has, statistics of these, and the same bits twice."""
