@@ -41,7 +41,7 @@ _LARGE = case("large", "one channel a group, a large filter", (2, 3, 17, 20), (3
 _EPILOGUES = ("relu", "scale_relu", "residual_relu", "scale_residual")
 FACTS = {
     "direct": Facts(_DENSE, "direct/direct", ("bgrad",), ("fprop", "dgrad", "wgrad"), fronts=True),
-    "halo_sm90": Facts(_STRIDED, "halo_sm90/conv", _EPILOGUES, tma_stores=True, fronts=True),
+    "halo_sm90": Facts(_STRIDED, "halo_sm90/conv", (*_EPILOGUES, "moments"), tma_stores=True, fronts=True),
     "halo_sm80": Facts(_DENSE, "halo_sm80/conv", _EPILOGUES, fronts=True),
     "halo_sm80_wgrad": Facts(_DENSE, "halo_sm80_wgrad/wgrad"),
     "halo_sm80_f64": Facts(_STRIDED, "halo_sm80_f64/conv"),
