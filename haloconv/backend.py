@@ -47,6 +47,7 @@ from haloconv.fusion.convolutions import (
 from haloconv.fusion.enlarged import enlarge_by_views
 from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
 from haloconv.fusion.group_norms import norms_by_channel
+from haloconv.fusion.lowered import foreach_updates
 from haloconv.fusion.upsampled import OPTION, asked_by_option, convolve_before_upsampling, is_before_upsampling
 from haloconv.problem import Problem, Request
 
@@ -79,7 +80,7 @@ class Convolution(NamedTuple):
 
 
 class _Backend:
-    """What PyTorch calls with each graph. ``mode`` and ``options`` are those of torch.compile, for Inductor but one."""
+    """What PyTorch calls with each graph. ``mode`` and ``options`` are those of torch.compile, for Inductor but two."""
 
     def __call__(
         self,
@@ -96,12 +97,13 @@ class _Backend:
         check_version(torch.__version__)
         options = dict(options or {})
         before_upsampling = asked_by_option(options.pop(OPTION, None))
+        foreach = foreach_updates.asked_by_option(options.pop(foreach_updates.OPTION, None))
         found = replace_convolutions(graph, options.get("layout_optimization", True), before_upsampling)
         inductor = torch._TorchCompileInductorWrapper(mode, options or None, None)
         if any(each.replaced for each in found):
-            measure = import_module("haloconv.fusion.batch_norms")  # of Inductor, which takes seconds to import
-            before = inductor.config.get(measure.PASS, getattr(import_module("torch._inductor.config"), measure.PASS))
-            inductor.config[measure.PASS] = measure.MomentsPass(before)  # as an option PyTorch 2.6 drops it
+            own = import_module("haloconv.fusion.lowered.passes")  # of Inductor, which takes seconds to import
+            before = inductor.config.get(own.SETTING, getattr(import_module("torch._inductor.config"), own.SETTING))
+            inductor.config[own.SETTING] = own.OwnPasses(before, foreach=foreach)  # as an option PyTorch 2.6 drops it
         compiled: Callable[..., Any] = inductor(graph, example_inputs)
         return compiled
 

@@ -1,7 +1,7 @@
 """A convolution with mean and variance of each filter's results, for a batch norm in training mode that follows.
 
-Compiled graphs alone ask for it (fusion/batch_norms.py). The kernel is the one that is chosen for the convolution
-alone, if it measures what it stores; else PyTorch's reduction reads the result again.
+Compiled graphs alone ask for it (fusion/lowered/batch_norms.py). The kernel is the one that is chosen for the
+convolution alone, if it measures what it stores; else PyTorch's reduction reads the result again.
 """
 
 from __future__ import annotations

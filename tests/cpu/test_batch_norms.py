@@ -19,8 +19,9 @@ from haloconv.choose.choice import Choice
 from haloconv.families.halo_sm90.pointwise import implicit_gemm, moments_sum
 from haloconv.families.halo_sm90.pointwise import moments as kernel
 from haloconv.families.halo_sm90.pointwise import tile as pointwise_tile
-from haloconv.fusion import batch_norms
-from haloconv.fusion.batch_norms import MomentsPass, replace_statistics
+from haloconv.fusion.lowered import batch_norms
+from haloconv.fusion.lowered.batch_norms import replace_statistics
+from haloconv.fusion.lowered.passes import OwnPasses
 from haloconv.jit.compile import compile_source
 from haloconv.problem import Problem, dense_request
 from tests.compiled import emulated, image
@@ -209,9 +210,9 @@ def test_inductor_trains_a_block_as_pytorch_does(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_compiled_code_on_disk_is_found_by() -> None:
-    own, counting = MomentsPass().uuid(), MomentsPass(Counting()).uuid()
-    assert own is not None and counting is not None and own != counting
-    assert MomentsPass(print).uuid() is None  # nobody knows what it does
+    found = [OwnPasses().uuid(), OwnPasses(Counting()).uuid(), OwnPasses(foreach=True).uuid()]
+    assert None not in found and len({*map(str, found)}) == 3
+    assert OwnPasses(print).uuid() is None  # nobody knows what it does
 
 
 @pytest.mark.of_kernel("halo_sm90/moments")

@@ -291,6 +291,8 @@ def test_the_option_gives_the_networks_to_this_verb(monkeypatch: pytest.MonkeyPa
 
     assert CliRunner().invoke(app, [*words, "--direction", "step"]).exit_code == 0
     assert orders[-1][0].directions == ["step"]
+    assert CliRunner().invoke(app, [*words, "--direction", "forward"]).exit_code == 0
+    assert orders[-1][0].directions == ["forward"]
     for refused in ([*words, "--direction", "wgrad"], ["bench", "--models", "--direction", "step"]):
         result = CliRunner().invoke(app, refused)
         assert result.exit_code == 2 and "fprop or step" in " ".join(result.output.split())

@@ -79,7 +79,7 @@ LATE_IMPORTS = {
     },
     "accelerate.py": {"haloconv.fusion.module": "what fuses is loaded by fuse, and by restore, which takes it back"},
     "backend.py": dict.fromkeys(
-        ("haloconv.fusion.batch_norms", "torch._inductor.config"), "Inductor takes seconds to import"
+        ("haloconv.fusion.lowered.passes", "torch._inductor.config"), "Inductor takes seconds to import"
     ),
     "__main__.py": {"haloconv.cli": "without the packages of the command line there is one sentence, no traceback"},
     "changes.py": {"haloconv.report.changes": "tables are loaded when one is printed"},

@@ -57,7 +57,7 @@ def bench(
     suite: Annotated[Path | None, typer.Option(help="A file, or few_images, fronts, pointwise, rims, models.")] = None,
     case: Annotated[str, typer.Option(help="Names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",
-    direction: Annotated[str | None, typer.Option(help="Of fprop,dgrad,wgrad,step; by default all but step.")] = None,
+    direction: Annotated[str | None, typer.Option(help="Of fprop,dgrad,wgrad,step,forward; all but step.")] = None,
     precision: Annotated[
         str | None, typer.Option(help="Of fp64,fp32,tf32x3,tf32,fp16,bf16; by default fp32, networks tf32,bf16.")
     ] = None,
@@ -151,7 +151,7 @@ def _words(case: str, tag: str, direction: str | None, precision: str | None, la
     return Words(
         listed(case),
         listed(tag),
-        None if direction is None else choices("--direction", direction, TIMED),
+        None if direction is None else choices("--direction", direction.replace("forward", "fprop"), TIMED),
         None if precision is None else choices("--precision", precision, PRECISIONS),
         None if layout is None else choices("--layout", layout, LAYOUTS),
         family,

@@ -9,11 +9,9 @@ graph that Inductor lowers.
 from __future__ import annotations
 
 import operator
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from haloconv import moments
 from haloconv.fusion.convolutions import value_of
@@ -21,32 +19,10 @@ from haloconv.problem import ConvSpec
 
 Node = torch.fx.Node
 
-PASS = "post_grad_custom_pre_pass"
-"""The setting of Inductor that the pass is given as."""
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _OVER_PIXELS = [0, 2, 3]
 _LEAST_BYTES = 256
 """Fewer of a pixel are left: 64 channels in bf16 at 56x56 take a reduction 7.5 us, and this kernel 10 more (H200)."""
-
-
-class MomentsPass(CustomGraphPass):
-    """The pass: ours, then the one that was set before, if there is one."""
-
-    def __init__(self, before: Any = None) -> None:
-        self._before = before
-
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        replace_statistics(graph)
-        if self._before is not None:
-            self._before(graph)
-
-    def uuid(self) -> Any:
-        """What compiled code on disk is found by; None: it is not kept."""
-        own = get_hash_for_files((str(Path(__file__)), str(Path(moments.__file__))))
-        if self._before is None:
-            return own
-        before = self._before.uuid() if isinstance(self._before, CustomGraphPass) else None
-        return None if before is None else (own, before)
 
 
 def replace_statistics(graph: torch.fx.Graph) -> int:
