@@ -33,6 +33,7 @@ from tools.result_facts import (
     suite_rows,
     where_from,
 )
+from tools.result_lines import read_lines
 from tools.result_tables import (
     DIRECTIONS,
     FULL_FP32_LEGEND,
@@ -52,8 +53,8 @@ from tools.result_tables import (
     times,
 )
 from tools.split_errors import splits_section
-from tools.stamp_tables import stamps_line, verified_section
-from tools.stamps import ROOT, pending, read_stamps
+from tools.stamp_tables import campaigns_line, stamps_line, verified_section
+from tools.stamps import ROOT, VERIFIED, pending, read_stamps
 
 MAIN_CASES = ("A", "B", "C")
 HEADLINE = (
@@ -258,6 +259,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "costs": costs_section,
         "cold_start": cold_start_section,
         "verified": lambda: verified_section(read_stamps(), pending()),
+        "fuzz": lambda: campaigns_line(read_lines([VERIFIED / "fuzz.jsonl"])),
     },
     "docs/export.md": {"export": export_section},
     "docs/precision.md": {"modes": modes_section, "splits": splits_section},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tools.result_tables import table
 from tools.stamps import gpus_of
@@ -52,6 +52,19 @@ def stamps_line(stamps: Mapping[str, dict], waiting: Mapping[str, str]) -> str:
         by_reason.setdefault(about, []).append(name)
     lines += [f"Pending since {about}: {_quoted(names)}." for about, names in by_reason.items()]
     return "\n".join(lines if waiting else [*lines, "Pending: none."])
+
+
+def campaigns_line(lines: Iterable[Mapping]) -> str:
+    """What campaigns of the fuzzer came to, of which ``python -m tests.fuzz --keep`` adds a line each."""
+    lines = list(lines)
+    if not lines:
+        return "No campaign of the fuzzer has been kept yet."
+    problems, right = (sum(line[key] for line in lines) for key in ("problems", "right"))
+    wrong, since = sum(len(line["wrong"]) for line in lines), min(line["date"] for line in lines)[:10]
+    places = sorted({line["gpu"] if line["device"] == "cuda" else "the emulator" for line in lines})
+    return (
+        f"Since {since}, on {' and '.join(places)}: {problems} random problems, {right} results right, {wrong} wrong."
+    )
 
 
 def _quoted(names: list[str]) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +19,7 @@ from tests.fuzz.outcome import Failure
 from tests.fuzz.shrink import shrunk, simpler
 from tests.mutations import MUTATIONS
 from tests.mutations.mutation import planted
+from tools.stamps import ROOT
 
 MISSING = emulator.available()
 PARTS = range(2)  # of a family, each on a process of its own
@@ -90,3 +95,22 @@ def _volume(draw: Draw) -> int:
     n, c, h, w = draw.x
     k, r, s = draw.filters
     return n * c * h * w * k * r * s
+
+
+@needs_emulator
+def test_a_campaign_leaves_a_line_of_each_process(tmp_path: Path) -> None:
+    kept = tmp_path / "fuzz.jsonl"
+    words = ["--seconds=4", "--jobs=2", "--seed=5", "--device=cpu", "--family=direct", f"--keep={kept}"]
+    assert subprocess.run([sys.executable, "-m", "tests.fuzz", *words], cwd=ROOT, check=False).returncode == 0
+    lines = [json.loads(text) for text in kept.read_text("utf-8").splitlines()]
+    assert sorted(line["seed"] for line in lines) == [5, 6]
+    for line in lines:
+        assert line["problems"] > 0 and line["right"] >= line["problems"] and line["wrong"] == []
+        assert set(line["results"]) >= {"direct/direct"} and line["commit"] and line["device"] == "cpu"
+
+
+def test_what_is_wrong_stands_in_the_line_with_its_replay() -> None:
+    draw = next(draws(1, "cpu", ("direct",)))
+    tally = Tally()
+    tally.add(Failure(draw, "direct/direct k4", "AssertionError: off"))
+    assert tally.as_json() == {"problems": 1, "right": 0, "wrong": [f"direct/direct k4 {draw}"], "results": {}}

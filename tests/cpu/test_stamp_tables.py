@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tools.stamp_tables import NO_STAMPS, stamps_line, verified_section
+from tools.stamp_tables import NO_STAMPS, campaigns_line, stamps_line, verified_section
 from tools.stamps import read_stamps
 
 STAMP = {
@@ -61,3 +61,12 @@ def test_a_few_lines_say_what_is_verified_and_what_waits() -> None:
         "Counted kernel by kernel: 10 exact results, 600 results of random problems, 56 calls under the sanitizer.",
         "Pending: none.",
     ]
+
+
+def test_campaigns_of_the_fuzzer_are_added_up_with_what_was_wrong() -> None:
+    one = {"device": "cpu", "gpu": "none", "problems": 5, "right": 9, "wrong": [], "date": "2026-01-02T03:04:05Z"}
+    other = {**one, "device": "cuda", "gpu": "Some GPU", "wrong": ["a", "b"], "date": "2026-01-01T03:04:05Z"}
+    assert campaigns_line([one, other]) == (
+        "Since 2026-01-01, on Some GPU and the emulator: 10 random problems, 18 results right, 2 wrong."
+    )
+    assert campaigns_line([]) == "No campaign of the fuzzer has been kept yet."

@@ -72,6 +72,16 @@ class Tally:
             self.results.update(kernel for each in outcome for kernel in each.kernels)
             self.right += len(outcome)
 
+    def as_json(self) -> dict:
+        """What a campaign's line holds: counts, results also by kernel, and the replay of what was wrong."""
+        wrong = [f"{each.config} {each.draw}" for each in self.failures]
+        return {
+            "problems": self.problems,
+            "right": self.right,
+            "wrong": wrong,
+            "results": dict(sorted(self.results.items())),
+        }
+
     def __str__(self) -> str:
         kernels = ", ".join(f"{name} {count}" for name, count in sorted(self.results.items()))
         checked = f"{self.problems} problems, {self.right} results right, {len(self.failures)} problems wrong"
