@@ -47,7 +47,7 @@ from haloconv.fusion.convolutions import (
 from haloconv.fusion.enlarged import enlarge_by_views
 from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
 from haloconv.fusion.group_norms import norms_by_channel
-from haloconv.fusion.lowered import foreach_updates
+from haloconv.fusion.lowered import foreach
 from haloconv.fusion.upsampled import OPTION, asked_by_option, convolve_before_upsampling, is_before_upsampling
 from haloconv.problem import Problem, Request
 
@@ -97,13 +97,15 @@ class _Backend:
         check_version(torch.__version__)
         options = dict(options or {})
         before_upsampling = asked_by_option(options.pop(OPTION, None))
-        foreach = foreach_updates.asked_by_option(options.pop(foreach_updates.OPTION, None))
+        few_kernels = foreach.asked_by_option(options.pop(foreach.OPTION, None))
         found = replace_convolutions(graph, options.get("layout_optimization", True), before_upsampling)
         inductor = torch._TorchCompileInductorWrapper(mode, options or None, None)
         if any(each.replaced for each in found):
             own = import_module("haloconv.fusion.lowered.passes")  # of Inductor, which takes seconds to import
             before = inductor.config.get(own.SETTING, getattr(import_module("torch._inductor.config"), own.SETTING))
-            inductor.config[own.SETTING] = own.OwnPasses(before, foreach=foreach)  # as an option PyTorch 2.6 drops it
+            inductor.config[own.SETTING] = own.OwnPasses(
+                before, foreach=few_kernels
+            )  # as an option PyTorch 2.6 drops it
         compiled: Callable[..., Any] = inductor(graph, example_inputs)
         return compiled
 

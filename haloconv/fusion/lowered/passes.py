@@ -8,14 +8,14 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from haloconv import moments
-from haloconv.fusion.lowered import batch_norms, foreach_updates
+from haloconv.fusion.lowered import batch_norms, foreach
 
 SETTING = "post_grad_custom_pre_pass"
 """The setting of Inductor that they are given as."""
 
 
 class OwnPasses(CustomGraphPass):
-    """Statistics that come with convolutions, with ``foreach`` then updates of buffers together; then ``before``."""
+    """Statistics that come with convolutions, with ``foreach`` few kernels for many small ones; then ``before``."""
 
     def __init__(self, before: Any = None, *, foreach: bool = False) -> None:
         self._before, self._foreach = before, foreach
@@ -23,13 +23,13 @@ class OwnPasses(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         batch_norms.replace_statistics(graph)
         if self._foreach:
-            foreach_updates.update_together(graph)
+            foreach.gather(graph)
         if self._before is not None:
             self._before(graph)
 
     def uuid(self) -> Any:
         """What compiled code on disk is found by; None: it is not kept."""
-        files = tuple(str(module.__file__) for module in (batch_norms, foreach_updates, moments))
+        files = tuple(str(module.__file__) for module in (batch_norms, foreach, moments))
         own = (get_hash_for_files(files), self._foreach)
         if self._before is None:
             return own

@@ -1,4 +1,4 @@
-"""Updates of batch norms by foreach operators: which, and the same values."""
+"""Small kernels gathered by foreach operators: which, and the same values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from haloconv import backend as backends
 from haloconv import moments
 from haloconv.choose.choice import Choice
-from haloconv.fusion.lowered.foreach_updates import asked_by_option, update_together
+from haloconv.fusion.lowered.foreach import asked_by_option, gather
 from tests.compiled import emulated, image
 from tests.cpu.test_batch_norms import VALUES, Block, Counting, channels_last, trained
 
@@ -75,12 +75,12 @@ def of_others(x: torch.Tensor, w: torch.Tensor, averages: list[torch.Tensor], co
 
 
 @pytest.mark.parametrize(("step", "found"), [(two_norms, 8), (read_before, 0), (of_others, 0)])
-def test_which_updates_are_computed_together(step: Step, found: int) -> None:
+def test_which_updates_are_gathered(step: Step, found: int) -> None:
     def given() -> tuple:
         return X, W, [each.clone() for each in AVERAGES], [each.clone() for each in COUNTS]
 
     graph = make_fx(step, tracing_mode="fake")(*given())
-    assert update_together(graph.graph) == found
+    assert gather(graph.graph) == found
     graph.graph.lint()
     graph.recompile()
     assert graph.code.count("aten._foreach_") == (2 if found else 0)
@@ -99,7 +99,7 @@ def test_inductor_trains_the_same_block_with_the_option(monkeypatch: pytest.Monk
         seen, own = Counting(), copy.deepcopy(model)
         with inductor.patch(post_grad_custom_pre_pass=seen, fx_graph_cache=False):
             torch._dynamo.reset()
-            found.append(trained(own, torch.compile(own, backend="haloconv", options={"foreach_updates": asked}), x))
+            found.append(trained(own, torch.compile(own, backend="haloconv", options={"foreach": asked}), x))
         graphs.append(seen.graphs[0])
     assert [[each.count(f"aten._foreach_{name}](") for name in ("copy.default", "rsqrt.default")]
             for each in graphs] == [[0, 0], [1, 1]]  # fmt: skip
@@ -107,7 +107,78 @@ def test_inductor_trains_the_same_block_with_the_option(monkeypatch: pytest.Monk
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
 
 
+BF16 = torch.bfloat16
+
+
+def cast(value: torch.Tensor, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.ops.prims.convert_element_type(value, dtype)
+
+
+def of_weights(x: torch.Tensor, weights: list[torch.Tensor]) -> tuple:
+    """Two of ours and one of PyTorch's; one is given out, too, one has another reader, one is no parameter's."""
+    mine, kept, theirs, read = (cast(each) for each in weights)
+    y = OPS.fprop(cast(x), mine, None, *VALUES)
+    z = torch.ops.aten.convolution(cast(x) * 2, theirs, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    u = OPS.fprop(cast(x), read, None, *VALUES) + read.sum()
+    return (
+        y,
+        OPS.fprop(cast(x), kept, None, *VALUES),
+        z,
+        u,
+        kept,
+        OPS.fprop(cast(x), cast(weights[0] * 2), None, *VALUES),
+    )
+
+
+def of_gradients(x: torch.Tensor, weights: list[torch.Tensor]) -> tuple:
+    """Ours and PyTorch's; two are read by others, of which one is computed by Inductor again."""
+    dy, wide = cast(torch.ones_like(x[:, :1]).expand(2, 128, 5, 7).contiguous()), cast(x)
+    mine, other, alone = (OPS.wgrad(dy, wide * i, [128, 8, 3, 3], "nhwc", *VALUES) for i in (1, 2, 3))
+    _, theirs, _ = torch.ops.aten.convolution_backward(
+        dy, wide, cast(weights[0]), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]
+    )
+    return (
+        *(cast(each, torch.float32) for each in (mine, alone, theirs, other)),
+        other,
+        cast(mine * 1, X.dtype),
+    )
+
+
+@pytest.mark.parametrize(("step", "found"), [(of_weights, 3), (of_gradients, 2)])
+def test_which_casts_are_gathered(step: Step, found: int) -> None:
+    given = (X, [W * i for i in (1, 2, 3, 4)])
+    graph = make_fx(step, tracing_mode="fake")(*given)
+    want = graph(*given)
+    assert gather(graph.graph) == found
+    graph.graph.lint()
+    graph.recompile()
+    assert graph.code.count("aten._foreach_copy") == 1
+    for one, other in zip(want, graph(*given), strict=True):
+        assert torch.equal(other, one)
+
+
+def test_inductor_trains_the_same_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (backends, moments):
+        monkeypatch.setattr(module, "choose_now", lambda request, family: Choice("halo_sm90", "chosen by the test"))
+    monkeypatch.setattr(backends, "_gains_by_channels_last", lambda forward: True)
+    model, x, graphs, found = Block().to(memory_format=torch.channels_last), channels_last(2, 64, 8, 10), [], []
+    for asked in (False, True):
+        seen, own = Counting(), copy.deepcopy(model)
+        with inductor.patch(post_grad_custom_pre_pass=seen, fx_graph_cache=False):
+            torch._dynamo.reset()
+            compiled = torch.compile(own, backend="haloconv", options={"foreach": asked})
+            with torch.autocast("cpu", BF16):
+                y = compiled(x).float()
+            y.square().sum().backward()
+        found.append([y.detach(), *own.buffers(), *(each.grad for each in own.parameters())])
+        graphs.append(seen.graphs)
+    assert [[each.count("aten._foreach_copy.default](") for each in of] for of in graphs] == [[0, 0], [2, 1]]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-2, atol=1e-2)
+        assert other.stride() == one.stride()
+
+
 def test_the_option_is_a_bool() -> None:
     assert asked_by_option(None) is False and asked_by_option(True) is True
-    with pytest.raises(ValueError, match="foreach_updates.*not 'yes'"):
+    with pytest.raises(ValueError, match="foreach.*not 'yes'"):
         asked_by_option("yes")

@@ -1,0 +1,167 @@
+"""Many small kernels of a training step as few, by PyTorch's foreach operators, as its optimizers have them.
+
+Inductor makes one kernel of such an operator and takes in what its operands are made of. Three kinds are gathered:
+
+* what a batch norm in training mode writes, two averages and a counter, and the reciprocal deviation that it keeps for
+  its gradient. Where Inductor's reduction finds the statistics all but the counter ride along in its kernel; where they
+  come with the convolution (batch_norms.py) each is a kernel of its own, of as many elements as there are channels;
+* casts of weights under autocast, before the first convolution;
+* casts of their gradients, behind the last.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from haloconv.fusion.convolutions import value_of
+
+Node = torch.fx.Node
+
+OPTION = "foreach"
+"""The option of torch.compile: True for these kernels. They are off by default until they have been timed."""
+_aten, _prims = torch.ops.aten, torch.ops.prims
+_cast = _prims.convert_element_type.default
+_OVER_PIXELS = [0, 2, 3]
+_LEAST = 2  # of what is worth a list
+
+
+def asked_by_option(value: object) -> bool:
+    """What a value of the option asks for. Raises ValueError for what is no bool."""
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise ValueError(f"options={{{OPTION!r}: ...}} is True or False, not {value!r}")
+
+
+def gather(graph: torch.fx.Graph) -> int:
+    """Replace such nodes in place; how many."""
+    return _gather_weights(graph) + _gather_gradients(graph) + _gather_norms(graph)
+
+
+def _gather_weights(graph: torch.fx.Graph) -> int:
+    """Casts of parameters that convolutions alone read, or that are kept for the gradient."""
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    casts = [node for node in graph.find_nodes(op="call_function", target=_cast) if _is_of_weight(node)]
+    if len(casts) < _LEAST:
+        return 0
+    behind = first
+    while behind in casts:
+        behind = behind.next
+    for node in casts:
+        behind.prepend(node)
+    return _replace(graph, behind, casts, _aten._foreach_copy.default, (casts, casts))
+
+
+def _is_of_weight(node: Node) -> bool:
+    source: Any = node.args[0]
+    convolutions = [user for user in node.users if user.op != "output"]
+    if source.op != "placeholder" or not convolutions:
+        return False
+    ours = (torch.ops.haloconv.fprop.default, torch.ops.haloconv.fprop_moments.default, _aten.convolution.default)
+    return all(user.target in ours and user.args[1] is node and user.args[0] is not node for user in convolutions)
+
+
+def _gather_gradients(graph: torch.fx.Graph) -> int:
+    """Casts of weight gradients that the graph gives out."""
+    casts = [node for node in graph.find_nodes(op="call_function", target=_cast) if _is_of_gradient(node)]
+    if len(casts) < _LEAST:
+        return 0
+    return _replace(graph, graph.output_node(), casts, _aten._foreach_copy.default, (casts, casts))
+
+
+def _is_of_gradient(node: Node) -> bool:
+    """Whether a kernel that is not Inductor's, which could take in the cast, computes what is cast."""
+    source: Any = node.args[0]
+    if {user.op for user in node.users} != {"output"} or [*source.users] != [node]:
+        return False
+    if source.target is operator.getitem:
+        return source.args[0].target is _aten.convolution_backward.default
+    return source.target is torch.ops.haloconv.wgrad.default
+
+
+def _gather_norms(graph: torch.fx.Graph) -> int:
+    """What norms write, and keep.
+
+    It is computed before the first buffer is written, so none that comes later, or is read by others, takes part.
+    """
+    copies = graph.find_nodes(op="call_function", target=_aten.copy_.default)
+    if not copies:
+        return 0
+    place = {node: index for index, node in enumerate(graph.nodes)}
+    first = min(copies, key=place.__getitem__)
+    updates = [update for update in _updates(copies) if place[update[1]] < place[first]]
+    deviations = [node for node in _deviations(graph) if place[node] < place[first]]
+    found = 0
+    if len(updates) >= _LEAST:
+        buffers, values = (list(each) for each in zip(*updates, strict=True))
+        found += _replace(
+            graph, first, values, _aten._foreach_copy.default, (buffers, values)
+        )  # Inductor writes in place
+    if len(deviations) >= _LEAST:
+        with graph.inserting_before(first):
+            flat = [
+                graph.call_function(_aten.squeeze.dims, (each.args[0].args[0], _OVER_PIXELS)) for each in deviations
+            ]
+        for new, each in zip(flat, deviations, strict=True):
+            new.meta["val"] = value_of(each)
+        found += _replace(graph, first, deviations, _aten._foreach_rsqrt.default, (flat,))
+    return found
+
+
+def _updates(copies: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
+    """Buffers and their new values, which nobody else reads: counters, and averages that take in our statistics."""
+    for copy in copies:
+        buffer, value, *rest = copy.args
+        if rest or not (isinstance(buffer, Node) and isinstance(value, Node)) or [*value.users] != [copy]:
+            continue
+        if value.target is not _aten.add.Tensor or value.kwargs:
+            continue
+        operands = value.args
+        counts = operands[0] is buffer and isinstance(operands[1], int)
+        if counts or any(_is_measured(each) for each in operands):
+            forms = {(value_of(each).shape, value_of(each).dtype) for each in (buffer, value)}
+            if len(forms) == 1:
+                yield buffer, value
+
+
+def _deviations(graph: torch.fx.Graph) -> Iterator[Any]:
+    """Reciprocal deviations (K,) that only the graph's gradient reads: the norm itself finds them again on its way."""
+    for node in graph.find_nodes(op="call_function", target=_aten.squeeze.dims):
+        root, dims = node.args
+        if (
+            root.target is _aten.rsqrt.default
+            and dims == _OVER_PIXELS
+            and {each.op for each in node.users} == {"output"}
+        ):
+            variance = root.args[0]
+            if variance.target is _aten.add.Tensor and _is_measured(variance.args[0]):
+                yield node
+
+
+def _is_measured(node: Any) -> bool:
+    """Whether a node is a statistic of a convolution of ours, but for factors and its form."""
+    while isinstance(node, Node) and node.target in (_aten.mul.Tensor, _aten.squeeze.dims):
+        if node.target is _aten.mul.Tensor and isinstance(node.args[1], Node):
+            return False
+        node = node.args[0]
+    if not isinstance(node, Node) or node.target is not operator.getitem:
+        return False
+    source: Any = node.args[0]
+    return source.target is torch.ops.haloconv.fprop_moments.default
+
+
+def _replace(
+    graph: torch.fx.Graph, before: Node, nodes: Sequence[Node], foreach: Any, operands: tuple[list[Node], ...]
+) -> int:
+    """What an operator gives of lists, in place of nodes; it stands before another one. How many nodes there are."""
+    with graph.inserting_before(before):
+        together = graph.call_function(foreach, operands)
+        each = [graph.call_function(operator.getitem, (together, i)) for i in range(len(nodes))]
+    together.meta["val"] = [value_of(node) for node in nodes]
+    for new, node in zip(each, nodes, strict=True):
+        new.meta["val"] = value_of(node)
+        node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not together)
+    return len(nodes)
