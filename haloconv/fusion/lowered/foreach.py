@@ -42,7 +42,7 @@ def gather(graph: torch.fx.Graph) -> int:
 
 
 def _gather_weights(graph: torch.fx.Graph) -> int:
-    """Casts of parameters that convolutions alone read, or that are kept for the gradient."""
+    """Casts of parameters that convolutions alone read, and that are kept for gradients: so all are there at a time."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
     casts = [node for node in graph.find_nodes(op="call_function", target=_cast) if _is_of_weight(node)]
     if len(casts) < _LEAST:
@@ -58,7 +58,7 @@ def _gather_weights(graph: torch.fx.Graph) -> int:
 def _is_of_weight(node: Node) -> bool:
     source: Any = node.args[0]
     convolutions = [user for user in node.users if user.op != "output"]
-    if source.op != "placeholder" or not convolutions:
+    if source.op != "placeholder" or not 0 < len(convolutions) < len(node.users):
         return False
     ours = (torch.ops.haloconv.fprop.default, torch.ops.haloconv.fprop_moments.default, _aten.convolution.default)
     return all(user.target in ours and user.args[1] is node and user.args[0] is not node for user in convolutions)
