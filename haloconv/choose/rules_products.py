@@ -20,9 +20,7 @@ _FULL = 0.95  # the least share of chunks of channels, and of blocks of filters,
 _CHUNK_BYTES, _BLOCK = 128, 64  # of channels; filters
 _LEAST_PRODUCT_BYTES = 8_000_000  # that a 1x1 layer reads of pixels and writes: the least that was measured
 _LEAST_OF_PLANES = 3 << 19  # elements of a 1x1 result in nchw, 16 bits: 2^20 were at 0.91 (a draw of 2026-11-29)
-_LEAST_OF_WAVES = (
-    0.8  # the share of what tiles of all waves could hold that are results: 0.64 was at 0.85 (such a draw)
-)
+_LEAST_OF_WAVES = 0.8  # how much of what the tiles of all waves hold are results: 0.64 was at 0.85 (such a draw)
 
 _LARGE_PRODUCT = "halo_sm90 is faster on 1x1 layers of many pixels and channels on Hopper's tensor cores"
 
