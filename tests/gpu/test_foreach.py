@@ -1,0 +1,69 @@
+"""The option foreach of the backend, by Inductor on a GPU: the same values, in fewer kernels."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from haloconv import backend as backends
+from haloconv import moments
+from haloconv.bench.layer import LAYOUTS
+from haloconv.choose.choice import Choice
+
+BLOCKS = 4
+
+
+class Tower(nn.Module):
+    """Convolutions with norms in training mode, wide enough that our kernel measures what it stores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(256, 256, 1, bias=False) for _ in range(BLOCKS))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(256) for _ in range(BLOCKS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv, norm in zip(self.convolutions, self.norms, strict=True):
+            x = torch.relu(norm(conv(x)))
+        return x
+
+
+def step(call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y = call(x.detach().requires_grad_())
+    y.float().square().mean().backward()
+    return y.detach()
+
+
+def test_many_small_kernels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four lists in place of three kernels a norm, a counter, and two casts a weight."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("halo_sm90 needs compute capability (9, 0)")
+    for module in (backends, moments):
+        monkeypatch.setattr(module, "choose_now", lambda request, family: Choice("halo_sm90", "chosen by the test"))
+    torch.manual_seed(0)
+    model = Tower().cuda()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous(
+            memory_format=LAYOUTS["nhwc"] if parameter.dim() == 4 else LAYOUTS["nchw"]
+        )
+    x = torch.randn(8, 256, 28, 28, device="cuda").contiguous(memory_format=LAYOUTS["nhwc"])
+    found, launches = [], []
+    for asked in (False, True):
+        own = copy.deepcopy(model)
+        torch._dynamo.reset()
+        call = torch.compile(own, backend=backends.backend, options={"foreach": asked}, fullgraph=True)
+        step(call, x)
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            y = step(call, x)
+            torch.cuda.synchronize()
+        launches.append(sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events()))
+        found.append([y, *own.buffers(), *(each.grad for each in own.parameters())])
+    assert launches[1] <= launches[0] - 5 * BLOCKS + 4, launches
+    for one, other in zip(*found, strict=True):
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(other, one, rtol=2e-2, atol=2e-3)
