@@ -19,7 +19,7 @@ _MOST_OF_DGRAD = 1024  # filters of 1x1 gradients in nhwc, 16 bits: from there o
 _FULL = 0.95  # the least share of chunks of channels, and of blocks of filters, that are no zeros
 _CHUNK_BYTES, _BLOCK = 128, 64  # of channels; filters
 _LEAST_PRODUCT_BYTES = 8_000_000  # that a 1x1 layer reads of pixels and writes: the least that was measured
-_LEAST_OF_PLANES = 3 << 19  # elements of a 1x1 result in nchw, 16 bits: 2^20 were at 0.91 (a draw of 2026-11-29)
+_LEAST_RESULTS = 3 << 19  # elements that pointwise writes in nchw, 16 bits: 2^20 were at 0.91 (a draw of 2026-11-29)
 _LEAST_OF_WAVES = 0.8  # how much of what the tiles of all waves hold are results: 0.64 was at 0.85 (such a draw)
 
 _LARGE_PRODUCT = "halo_sm90 is faster on 1x1 layers of many pixels and channels on Hopper's tensor cores"
@@ -50,19 +50,21 @@ def is_a_large_product(problem: Problem, device: torch.device) -> bool:
         if (many and problem.dtype.itemsize == 2) or pixels < 1 << 12:
             return False
     filters = problem.k if problem.direction == "fprop" else problem.c
-    if problem.layout == "nchw" and problem.dtype.itemsize == 2:
-        if filters > 64 and filters % 128:
-            return False  # 320 filters, two and a half blocks, were at 0.93, 96 at 0.87 (draws of 2026-11-27 and 28)
-        if not strided and pixels * filters < _LEAST_OF_PLANES:
-            return False
-    return _has_a_product_kernel(problem, device)
+    halves_nchw = problem.layout == "nchw" and problem.dtype.itemsize == 2
+    if halves_nchw and filters > 64 and filters % 128:
+        return False  # 320 filters, two and a half blocks, were at 0.93, 96 at 0.87 (draws of 2026-11-27 and 28)
+    kernel = _product_kernel(problem, device)
+    few = halves_nchw and kernel == "halo_sm90/pointwise" and pixels * filters < _LEAST_RESULTS
+    return kernel is not None and not few
 
 
-def _has_a_product_kernel(problem: Problem, device: torch.device) -> bool:
-    """Whether a kernel of 1x1 layers takes the problem: ``halo_sm90/conv`` was mostly behind PyTorch on them."""
+def _product_kernel(problem: Problem, device: torch.device) -> str | None:
+    """The kernel of 1x1 layers that takes the problem, if one does: ``halo_sm90/conv`` was mostly behind PyTorch."""
     family = FAMILIES["halo_sm90"]
-    taken = family.why_not(problem, device) is None
-    return taken and family.configs(dense_request(problem, device))[0].kernel != "halo_sm90/conv"
+    if family.why_not(problem, device) is not None:
+        return None
+    kernel = family.configs(dense_request(problem, device))[0].kernel
+    return None if kernel == "halo_sm90/conv" else kernel
 
 
 def _fills_its_tiles(problem: Problem) -> bool:
@@ -140,7 +142,7 @@ def wins_as_a_whole(problem: Problem, device: torch.device) -> bool:
     if taps not in (1, 9) or problem.c % 8 or problem.k % 8 or pixels < (6272 if taps == 1 else 1 << 14):
         return False
     alone, gpu_name = bare(problem), device_facts(device.index).name
-    if taps == 1 and not _has_a_product_kernel(alone, device):
+    if taps == 1 and _product_kernel(alone, device) is None:
         return False
     limit, saved = limit_ms(alone, gpu_name), saved_ms(problem, alone, "halo_sm90", gpu_name)
     if not saved or limit is None:
