@@ -54,7 +54,7 @@ def _replay(line: str, device: str) -> int:
 def _fuzz(arguments: argparse.Namespace, device: str, seed: int) -> int:
     subjects = tuple(arguments.family or EVERY)
     print(f"seed {seed}, {device}, {arguments.seconds:g} s", flush=True)
-    tally, begin = Tally(), time.monotonic()
+    tally, begin, where = Tally(), time.monotonic(), environment_stamp()  # of the code that is loaded now
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was checked is kept then, too
     try:
         for draw in all_draws(seed, device, subjects):
@@ -69,8 +69,8 @@ def _fuzz(arguments: argparse.Namespace, device: str, seed: int) -> int:
         print(tally)
         if arguments.keep and tally.problems:
             seconds = round(time.monotonic() - begin)
-            where = {**environment_stamp(), "device": device, "seed": seed, "seconds": seconds}
-            append_line(Path(arguments.keep), {"kind": "fuzz", **where, **tally.as_json()})
+            how = {"device": device, "seed": seed, "seconds": seconds}
+            append_line(Path(arguments.keep), {"kind": "fuzz", **where, **how, **tally.as_json()})
     return 1 if tally.failures or not tally.problems else 0
 
 
