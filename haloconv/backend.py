@@ -97,15 +97,14 @@ class _Backend:
         check_version(torch.__version__)
         options = dict(options or {})
         before_upsampling = asked_by_option(options.pop(OPTION, None))
-        few_kernels = foreach.asked_by_option(options.pop(foreach.OPTION, None))
+        few_kernels = asked_by_option(options.pop(foreach.OPTION, None), foreach.OPTION)
         found = replace_convolutions(graph, options.get("layout_optimization", True), before_upsampling)
         inductor = torch._TorchCompileInductorWrapper(mode, options or None, None)
         if any(each.replaced for each in found):
             own = import_module("haloconv.fusion.lowered.passes")  # of Inductor, which takes seconds to import
             before = inductor.config.get(own.SETTING, getattr(import_module("torch._inductor.config"), own.SETTING))
-            inductor.config[own.SETTING] = own.OwnPasses(
-                before, foreach=few_kernels
-            )  # as an option PyTorch 2.6 drops it
+            passes = own.OwnPasses(before, foreach=bool(few_kernels))
+            inductor.config[own.SETTING] = passes  # as an option PyTorch 2.6 drops it
         compiled: Callable[..., Any] = inductor(graph, example_inputs)
         return compiled
 

@@ -13,7 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from haloconv import backend as backends
 from haloconv import moments
 from haloconv.choose.choice import Choice
-from haloconv.fusion.lowered.foreach import asked_by_option, gather
+from haloconv.fusion.lowered.foreach import OPTION, gather
+from haloconv.fusion.upsampled import asked_by_option
 from tests.compiled import emulated, image
 from tests.cpu.test_batch_norms import VALUES, Block, Counting, channels_last, trained
 
@@ -174,6 +175,6 @@ def test_inductor_trains_the_same_under_autocast(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_option_is_a_bool() -> None:
-    assert asked_by_option(None) is False and asked_by_option(True) is True
+    assert not asked_by_option(None, OPTION) and asked_by_option(True, OPTION) is True
     with pytest.raises(ValueError, match="foreach.*not 'yes'"):
-        asked_by_option("yes")
+        asked_by_option("yes", OPTION)

@@ -57,7 +57,7 @@ def bench(
     suite: Annotated[Path | None, typer.Option(help="A file, or few_images, fronts, pointwise, rims, models.")] = None,
     case: Annotated[str, typer.Option(help="Names of cases, separated by commas; all by default.")] = "",
     tag: Annotated[str, typer.Option(help="Only cases with one of these tags.")] = "",
-    direction: Annotated[str | None, typer.Option(help="Of fprop,dgrad,wgrad,step,forward; all but step.")] = None,
+    direction: Annotated[str | None, typer.Option(help="Of fprop=forward,dgrad,wgrad,step; default: no step.")] = None,
     precision: Annotated[
         str | None, typer.Option(help="Of fp64,fp32,tf32x3,tf32,fp16,bf16; by default fp32, networks tf32,bf16.")
     ] = None,

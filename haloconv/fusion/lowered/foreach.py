@@ -24,16 +24,8 @@ Node = torch.fx.Node
 OPTION = "foreach"
 """The option of torch.compile: True for these kernels. They are off by default until they have been timed."""
 _aten, _prims = torch.ops.aten, torch.ops.prims
-_cast = _prims.convert_element_type.default
 _OVER_PIXELS = [0, 2, 3]
 _LEAST = 2  # of what is worth a list
-
-
-def asked_by_option(value: object) -> bool:
-    """What a value of the option asks for. Raises ValueError for what is no bool."""
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise ValueError(f"options={{{OPTION!r}: ...}} is True or False, not {value!r}")
 
 
 def gather(graph: torch.fx.Graph) -> int:
@@ -43,16 +35,17 @@ def gather(graph: torch.fx.Graph) -> int:
 
 def _gather_weights(graph: torch.fx.Graph) -> int:
     """Casts of parameters that convolutions alone read, and that are kept for gradients: so all are there at a time."""
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    casts = [node for node in graph.find_nodes(op="call_function", target=_cast) if _is_of_weight(node)]
+    casts = [node for node in _casts(graph) if _is_of_weight(node)]
     if len(casts) < _LEAST:
         return 0
-    behind = first
-    while behind in casts:
-        behind = behind.next
+    first = next(node for node in graph.nodes if node.op != "placeholder" and node not in casts)
     for node in casts:
-        behind.prepend(node)
-    return _replace(graph, behind, casts, _aten._foreach_copy.default, (casts, casts))
+        first.prepend(node)
+    return _replace(graph, first, casts, _aten._foreach_copy.default, (casts, casts))
+
+
+def _casts(graph: torch.fx.Graph) -> Sequence[Node]:
+    return list(graph.find_nodes(op="call_function", target=_prims.convert_element_type.default))
 
 
 def _is_of_weight(node: Node) -> bool:
@@ -66,7 +59,7 @@ def _is_of_weight(node: Node) -> bool:
 
 def _gather_gradients(graph: torch.fx.Graph) -> int:
     """Casts of weight gradients that the graph gives out."""
-    casts = [node for node in graph.find_nodes(op="call_function", target=_cast) if _is_of_gradient(node)]
+    casts = [node for node in _casts(graph) if _is_of_gradient(node)]
     if len(casts) < _LEAST:
         return 0
     return _replace(graph, graph.output_node(), casts, _aten._foreach_copy.default, (casts, casts))
@@ -96,15 +89,12 @@ def _gather_norms(graph: torch.fx.Graph) -> int:
     deviations = [node for node in _deviations(graph) if place[node] < place[first]]
     found = 0
     if len(updates) >= _LEAST:
-        buffers, values = (list(each) for each in zip(*updates, strict=True))
-        found += _replace(
-            graph, first, values, _aten._foreach_copy.default, (buffers, values)
-        )  # Inductor writes in place
+        buffers, values = (list(each) for each in zip(*updates, strict=True))  # Inductor writes in place
+        found += _replace(graph, first, values, _aten._foreach_copy.default, (buffers, values))
     if len(deviations) >= _LEAST:
+        variances = [each.args[0].args[0] for each in deviations]
         with graph.inserting_before(first):
-            flat = [
-                graph.call_function(_aten.squeeze.dims, (each.args[0].args[0], _OVER_PIXELS)) for each in deviations
-            ]
+            flat = [graph.call_function(_aten.squeeze.dims, (each, _OVER_PIXELS)) for each in variances]
         for new, each in zip(flat, deviations, strict=True):
             new.meta["val"] = value_of(each)
         found += _replace(graph, first, deviations, _aten._foreach_rsqrt.default, (flat,))
@@ -131,11 +121,8 @@ def _deviations(graph: torch.fx.Graph) -> Iterator[Any]:
     """Reciprocal deviations (K,) that only the graph's gradient reads: the norm itself finds them again on its way."""
     for node in graph.find_nodes(op="call_function", target=_aten.squeeze.dims):
         root, dims = node.args
-        if (
-            root.target is _aten.rsqrt.default
-            and dims == _OVER_PIXELS
-            and {each.op for each in node.users} == {"output"}
-        ):
+        kept = {each.op for each in node.users} == {"output"}
+        if kept and root.target is _aten.rsqrt.default and dims == _OVER_PIXELS:
             variance = root.args[0]
             if variance.target is _aten.add.Tensor and _is_measured(variance.args[0]):
                 yield node

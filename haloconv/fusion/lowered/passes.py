@@ -29,7 +29,7 @@ class OwnPasses(CustomGraphPass):
 
     def uuid(self) -> Any:
         """What compiled code on disk is found by; None: it is not kept."""
-        files = tuple(str(module.__file__) for module in (batch_norms, foreach, moments))
+        files = (__file__, *(str(module.__file__) for module in (batch_norms, foreach, moments)))
         own = (get_hash_for_files(files), self._foreach)
         if self._before is None:
             return own
