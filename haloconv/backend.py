@@ -47,7 +47,6 @@ from haloconv.fusion.convolutions import (
 from haloconv.fusion.enlarged import enlarge_by_views
 from haloconv.fusion.graph import Fused, behind, bias_and_scale_of_norm, norm_arguments
 from haloconv.fusion.group_norms import norms_by_channel
-from haloconv.fusion.lowered import foreach
 from haloconv.fusion.upsampled import OPTION, asked_by_option, convolve_before_upsampling, is_before_upsampling
 from haloconv.problem import Problem, Request
 
@@ -80,7 +79,7 @@ class Convolution(NamedTuple):
 
 
 class _Backend:
-    """What PyTorch calls with each graph. ``mode`` and ``options`` are those of torch.compile, for Inductor but two."""
+    """What PyTorch calls with each graph. ``mode`` and ``options`` are those of torch.compile, for Inductor but one."""
 
     def __call__(
         self,
@@ -92,19 +91,17 @@ class _Backend:
     ) -> Callable[..., Any]:
         """The compiled graph.
 
-        Raises RuntimeError for a PyTorch that is too old, ValueError for an option of ours, and what Inductor raises.
+        Raises RuntimeError for a PyTorch that is too old, ValueError for our option, and what Inductor raises.
         """
         check_version(torch.__version__)
         options = dict(options or {})
         before_upsampling = asked_by_option(options.pop(OPTION, None))
-        few_kernels = asked_by_option(options.pop(foreach.OPTION, None), foreach.OPTION)
         found = replace_convolutions(graph, options.get("layout_optimization", True), before_upsampling)
         inductor = torch._TorchCompileInductorWrapper(mode, options or None, None)
         if any(each.replaced for each in found):
             own = import_module("haloconv.fusion.lowered.passes")  # of Inductor, which takes seconds to import
             before = inductor.config.get(own.SETTING, getattr(import_module("torch._inductor.config"), own.SETTING))
-            passes = own.OwnPasses(before, foreach=bool(few_kernels))
-            inductor.config[own.SETTING] = passes  # as an option PyTorch 2.6 drops it
+            inductor.config[own.SETTING] = own.OwnPasses(before)  # as an option PyTorch 2.6 drops it
         compiled: Callable[..., Any] = inductor(graph, example_inputs)
         return compiled
 

@@ -27,11 +27,11 @@ LEAST_CHANNELS = 64
 """Fewer, of image or filters, are left: bytes decide there, and those of the rearranged result are as many as saved."""
 
 
-def asked_by_option(value: object, option: str = OPTION) -> bool | None:
-    """What a value of an option asks for; None: what is so by default. Raises ValueError for what is no bool."""
+def asked_by_option(value: object) -> bool | None:
+    """What a value of our option asks for; None: what is so by default. Raises ValueError for what is no bool."""
     if value is None or isinstance(value, bool):
         return value
-    raise ValueError(f"options={{{option!r}: ...}} is True or False, not {value!r}")
+    raise ValueError(f"options={{{OPTION!r}: ...}} is True or False, not {value!r}")
 
 
 def is_before_upsampling(graph: torch.fx.GraphModule) -> bool:

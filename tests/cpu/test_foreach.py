@@ -13,8 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from haloconv import backend as backends
 from haloconv import moments
 from haloconv.choose.choice import Choice
-from haloconv.fusion.lowered.foreach import OPTION, gather
-from haloconv.fusion.upsampled import asked_by_option
+from haloconv.fusion.lowered import foreach
 from tests.compiled import emulated, image
 from tests.cpu.test_batch_norms import VALUES, Block, Counting, channels_last, trained
 
@@ -81,7 +80,7 @@ def test_which_updates_are_gathered(step: Step, found: int) -> None:
         return X, W, [each.clone() for each in AVERAGES], [each.clone() for each in COUNTS]
 
     graph = make_fx(step, tracing_mode="fake")(*given())
-    assert gather(graph.graph) == found
+    assert foreach.gather(graph.graph) == found
     graph.graph.lint()
     graph.recompile()
     assert graph.code.count("aten._foreach_") == (2 if found else 0)
@@ -91,16 +90,17 @@ def test_which_updates_are_gathered(step: Step, found: int) -> None:
         torch.testing.assert_close(other, one)
 
 
-def test_inductor_trains_the_same_block_with_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_trains_the_same_block(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (backends, moments):
         monkeypatch.setattr(module, "choose_now", lambda request, family: Choice("halo_sm90", "chosen by the test"))
     monkeypatch.setattr(backends, "_gains_by_channels_last", lambda forward: True)
     model, x, graphs, found = Block(), image(2, 64, 8, 10), [], []
-    for asked in (False, True):
+    for gather in (lambda graph: 0, foreach.gather):
+        monkeypatch.setattr(foreach, "gather", gather)
         seen, own = Counting(), copy.deepcopy(model)
         with inductor.patch(post_grad_custom_pre_pass=seen, fx_graph_cache=False):
             torch._dynamo.reset()
-            found.append(trained(own, torch.compile(own, backend="haloconv", options={"foreach": asked}), x))
+            found.append(trained(own, torch.compile(own, backend="haloconv"), x))
         graphs.append(seen.graphs[0])
     assert [[each.count(f"aten._foreach_{name}](") for name in ("copy.default", "rsqrt.default")]
             for each in graphs] == [[0, 0], [1, 1]]  # fmt: skip
@@ -145,7 +145,7 @@ def test_which_casts_are_gathered(step: Step, found: int) -> None:
     given = (X, [W * i for i in (1, 2, 3, 4)])
     graph = make_fx(step, tracing_mode="fake")(*given)
     want = graph(*given)
-    assert gather(graph.graph) == found
+    assert foreach.gather(graph.graph) == found
     graph.graph.lint()
     graph.recompile()
     assert graph.code.count("aten._foreach_copy") == 1
@@ -158,11 +158,12 @@ def test_inductor_trains_the_same_under_autocast(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(module, "choose_now", lambda request, family: Choice("halo_sm90", "chosen by the test"))
     monkeypatch.setattr(backends, "_gains_by_channels_last", lambda forward: True)
     model, x, graphs, found = Block().to(memory_format=torch.channels_last), channels_last(2, 64, 8, 10), [], []
-    for asked in (False, True):
+    for gather in (lambda graph: 0, foreach.gather):
+        monkeypatch.setattr(foreach, "gather", gather)
         seen, own = Counting(), copy.deepcopy(model)
         with inductor.patch(post_grad_custom_pre_pass=seen, fx_graph_cache=False):
             torch._dynamo.reset()
-            compiled = torch.compile(own, backend="haloconv", options={"foreach": asked})
+            compiled = torch.compile(own, backend="haloconv")
             with torch.autocast("cpu", BF16):
                 y = compiled(x.detach().requires_grad_()).float()  # or the first weight is not kept
             y.square().sum().backward()
@@ -172,9 +173,3 @@ def test_inductor_trains_the_same_under_autocast(monkeypatch: pytest.MonkeyPatch
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-2, atol=1e-2)
         assert other.stride() == one.stride()
-
-
-def test_the_option_is_a_bool() -> None:
-    assert not asked_by_option(None, OPTION) and asked_by_option(True, OPTION) is True
-    with pytest.raises(ValueError, match="foreach.*not 'yes'"):
-        asked_by_option("yes", OPTION)

@@ -1,4 +1,4 @@
-"""The option foreach of the backend, by Inductor on a GPU: the same values, in fewer kernels."""
+"""Small kernels gathered by foreach operators, by Inductor on a GPU: the same values, in fewer kernels."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from haloconv import backend as backends
 from haloconv import moments
 from haloconv.bench.layer import LAYOUTS
 from haloconv.choose.choice import Choice
+from haloconv.fusion.lowered import foreach
 
 BLOCKS = 4
 
@@ -53,10 +54,11 @@ def test_many_small_kernels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     x = torch.randn(8, 256, 28, 28, device="cuda").contiguous(memory_format=LAYOUTS["nhwc"])
     found, launches = [], []
-    for asked in (False, True):
+    for gather in (lambda graph: 0, foreach.gather):
+        monkeypatch.setattr(foreach, "gather", gather)
         own = copy.deepcopy(model)
         torch._dynamo.reset()
-        call = torch.compile(own, backend=backends.backend, options={"foreach": asked}, fullgraph=True)
+        call = torch.compile(own, backend=backends.backend, fullgraph=True)
         step(call, x)
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             y = step(call, x)

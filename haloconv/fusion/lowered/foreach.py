@@ -21,8 +21,6 @@ from haloconv.fusion.convolutions import value_of
 
 Node = torch.fx.Node
 
-OPTION = "foreach"
-"""The option of torch.compile: True for these kernels. They are off by default until they have been timed."""
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _OVER_PIXELS = [0, 2, 3]
 _LEAST = 2  # of what is worth a list

@@ -15,22 +15,21 @@ SETTING = "post_grad_custom_pre_pass"
 
 
 class OwnPasses(CustomGraphPass):
-    """Statistics that come with convolutions, with ``foreach`` few kernels for many small ones; then ``before``."""
+    """Statistics that come with convolutions, and few kernels for many small ones; then ``before``."""
 
-    def __init__(self, before: Any = None, *, foreach: bool = False) -> None:
-        self._before, self._foreach = before, foreach
+    def __init__(self, before: Any = None) -> None:
+        self._before = before
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         batch_norms.replace_statistics(graph)
-        if self._foreach:
-            foreach.gather(graph)
+        foreach.gather(graph)
         if self._before is not None:
             self._before(graph)
 
     def uuid(self) -> Any:
         """What compiled code on disk is found by; None: it is not kept."""
         files = (__file__, *(str(module.__file__) for module in (batch_norms, foreach, moments)))
-        own = (get_hash_for_files(files), self._foreach)
+        own = get_hash_for_files(files)
         if self._before is None:
             return own
         before = self._before.uuid() if isinstance(self._before, CustomGraphPass) else None
