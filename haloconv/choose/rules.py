@@ -89,6 +89,13 @@ def _outputs(problem: Problem) -> int:
     return problem.n * problem.k * problem.p * problem.q
 
 
+def _results(problem: Problem) -> int:
+    """Elements of an image that a direction writes."""
+    if problem.direction == "dgrad":
+        return problem.n * problem.c * problem.h * problem.w
+    return _outputs(problem)
+
+
 def _has_few_taps(problem: Problem) -> bool:
     """Depthwise layers that ``depthwise`` was measured ahead on."""
     if not _is_depthwise(problem):
@@ -349,6 +356,8 @@ def _by_cuda_cores(problem: Problem) -> tuple[str, str]:
         return "aten", "by rule: direct is no faster on dense fp32 layers of up to 16 taps, or of 44 and many channels"
     if problem.direction == "dgrad" and max(problem.dilation) == 1:
         return "aten", "by rule: direct is slower on dense fp32 input gradients without dilation"
+    if _results(problem) < _LEAST_OUTPUTS and problem.direction != "wgrad":
+        return "aten", "by rule: direct is slower on few results of many products"  # 15,488 were at 0.02 (a draw)
     if problem.direction == "wgrad" and problem.c_per_group < 4:
         return "aten", "by rule: direct is slower on weight gradients of very few channels"
     if problem.direction == "wgrad" and problem.n * problem.p * problem.q < 1 << 16:
