@@ -28,10 +28,12 @@ _LEAST_OUTPUTS = 1 << 20  # elements: the smallest output that was measured of f
 _DENSE_CHANNELS = 32  # per group, in and out, at least: what halo_sm90 was measured on
 _CHANNELS_IN_FP64, _PIXELS_IN_FP64 = 64, 3136  # the least that were measured, of all images
 _STEM_CHANNELS, _FOLDED_CHANNELS = 4, 3  # of stems, at most; in 16-bit nhwc
+_STRIDED_FILTERS, _LEAST_COLS = 48, 22  # of outputs by CUDA cores
 _STEM_TAPS = 11  # in a row or column, at most: patches of 16x16 were behind
 _PIXELS_OF_FEW_IMAGES = 6272  # the most in the suite few_images
 _NARROW = 48  # pixels of a row: in 16-bit nchw layers of many taps were behind on shorter ones (draws of 2026-11-27)
-_COLS_OF_SIXTEEN = 64  # of groups of 16 channels in nhwc, 16 bits: 14 and 28 were at 0.90 and 0.81, 64 and more at 1.15
+_COLS_OF_SIXTEEN = 64  # of groups of 16 channels in nhwc, in 16 bits or less than 64: 14 to 31 were at 0.75 to 0.90
+_NHWC_COLS = 48  # of 3x3 filters of fp32 planes in nhwc: rows of 14 to 32 were at 0.81 to 1.06
 _MARCHED_COLS = 14  # of 16-bit nchw planes: a march of 128 images of 7x7 was at 0.63 (a draw of 2026-11-27)
 
 
@@ -114,6 +116,8 @@ def _has_few_taps(problem: Problem) -> bool:
         return taps > 25 if problem.dtype == torch.float16 else strided or taps > 9
     if problem.layout == "nchw":
         return not halves or problem.q >= (_MARCHED_COLS if taps > 9 else 28)
+    if not halves and taps == 9 and problem.r == problem.s and problem.q < _NHWC_COLS:
+        return False
     return halves or not strided or problem.direction == "dgrad"
 
 
@@ -177,8 +181,9 @@ def _has_few_channels(problem: Problem) -> bool:
     few = few and max(problem.c_per_group, problem.k_per_group) <= GROUPED_CHANNELS
     if problem.layout == "nhwc":
         eight = problem.c_per_group == problem.k_per_group == 8
-        dilated = max(problem.stride) == 1 < max(problem.dilation)
-        narrow = problem.c_per_group == 16 and problem.q < _COLS_OF_SIXTEEN and problem.dtype != torch.float32
+        dilated = max(problem.stride) == 1 < max(problem.dilation) and problem.r * problem.s > 1
+        half_a_tile = problem.dtype != torch.float32 or problem.c < 2 * _DENSE_CHANNELS
+        narrow = problem.c_per_group == 16 and problem.q < _COLS_OF_SIXTEEN and half_a_tile
         return (_marches(problem) and not narrow) or (eight and dilated and problem.q <= 28)
     return few and (problem.direction == "fprop" or max(problem.stride) == 1)
 
@@ -351,17 +356,37 @@ def _by_cuda_cores(problem: Problem) -> tuple[str, str]:
     if problem.c_per_group == 1:
         return "aten", "by rule: direct is slower on layers of one channel per group"
     if problem.groups > 1 and problem.c_per_group <= GROUPED_CHANNELS:
-        return "direct", "by rule: direct is faster on fp32 layers of few channels per group"
+        return _of_groups_by_cuda_cores(problem)
     if problem.r * problem.s < (45 if problem.c > 8 else 17):
         return "aten", "by rule: direct is no faster on dense fp32 layers of up to 16 taps, or of 44 and many channels"
-    if problem.direction == "dgrad" and max(problem.dilation) == 1:
-        return "aten", "by rule: direct is slower on dense fp32 input gradients without dilation"
-    if _results(problem) < _LEAST_OUTPUTS and problem.direction != "wgrad":
-        return "aten", "by rule: direct is slower on few results of many products"  # 15,488 were at 0.02 (a draw)
-    if problem.direction == "wgrad" and problem.c_per_group < 4:
-        return "aten", "by rule: direct is slower on weight gradients of very few channels"
-    if problem.direction == "wgrad" and problem.n * problem.p * problem.q < 1 << 16:
-        return "aten", "by rule: direct is slower on weight gradients of few pixels"
     if problem.stride[0] >= problem.r and problem.stride[1] >= problem.s:
         return "aten", "by rule: direct is slower where no pixel is read twice"  # a 16x16 stem at 0.53 (a draw)
+    slower = {"fprop": _is_slow_output, "dgrad": _is_slow_input_gradient, "wgrad": _is_slow_filter_gradient}
+    if slower[problem.direction](problem):
+        return "aten", f"by rule: direct is slower on dense fp32 {problem.direction} of the kind"
     return "direct", "by rule: direct is faster on dense fp32 layers of many taps"
+
+
+def _of_groups_by_cuda_cores(problem: Problem) -> tuple[str, str]:
+    """All but weight gradients of 4 channels a group (0.53 to 1.24), and of 1x1 in ``nchw`` (0.81 to 1.23; probes)."""
+    pointwise = problem.r * problem.s == 1 and problem.layout == "nchw"
+    if problem.direction == "wgrad" and (problem.c_per_group < 8 or pointwise):
+        return "aten", "by rule: direct is no faster on weight gradients of few products in a group"
+    return "direct", "by rule: direct is faster on fp32 layers of few channels per group"
+
+
+def _is_slow_output(problem: Problem) -> bool:
+    """Strided outputs of few filters were at 0.84 to 1.18, planes of 8x8 at 0.44 (draws and probes)."""
+    few = max(problem.stride) > 1 and problem.k < _STRIDED_FILTERS
+    return few or problem.q < _LEAST_COLS or _results(problem) < _LEAST_OUTPUTS
+
+
+def _is_slow_input_gradient(problem: Problem) -> bool:
+    """Few results, 15,488 of them at 0.02 (a draw), and those without a dilation."""
+    return max(problem.dilation) == 1 or _results(problem) < _LEAST_OUTPUTS
+
+
+def _is_slow_filter_gradient(problem: Problem) -> bool:
+    """Very few channels, few pixels, and dilations (0.86 and 0.91; probes)."""
+    few = problem.c_per_group < 4 or problem.n * problem.p * problem.q < 1 << 16
+    return few or max(problem.dilation) > 1

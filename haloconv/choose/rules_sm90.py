@@ -58,8 +58,12 @@ def _has_many_products(problem: Problem, pixels: int) -> bool:
 
 
 def _has_a_grouped_filter_gradient(problem: Problem, pixels: int) -> bool:
-    """Groups of 24 channels were measured, on rows of 14 and 28: in 16-bit ``nchw`` ahead on those of 14 alone."""
-    enough = min(problem.c_per_group, problem.k_per_group) > GROUPED_CHANNELS and problem.q >= 14
+    """Groups of 24 channels were measured, on rows of 14 and 28: in 16-bit ``nchw`` ahead on those of 14 alone.
+
+    Of 64 channels rows of 14 were at 0.84 in 16-bit ``nhwc``, those of 28 at 1.28 with 32 (probes of 2026-11-29).
+    """
+    least = 28 if min(problem.c_per_group, problem.k_per_group) > 32 and problem.dtype.itemsize == 2 else 14
+    enough = min(problem.c_per_group, problem.k_per_group) > GROUPED_CHANNELS and problem.q >= least
     return enough and pixels >= 12544 and (problem.dtype.itemsize == 4 or problem.layout == "nhwc")
 
 
@@ -68,13 +72,13 @@ def _has_a_small_map(problem: Problem, pixels: int) -> bool:
 
     In 16 bits 128 channels on rows of 28, 256 on rows of 14 and 512 on rows of 7, by rows on an NVIDIA H200
     (2026-11-27; 1.08 and more); on rows of 7 64 images are the fewest measured. More channels are left out in ``nhwc``:
-    512 with a dilation were behind.
+    512 with a dilation were behind, and so were 664 and 408 in ``nchw``, which leave tiles of 64 in part empty.
     """
     if problem.dtype.itemsize == 2:
         few, many = min(problem.c, problem.k), max(problem.c, problem.k)
         wide = few >= (128 if problem.q >= 28 else 256 if problem.q >= 14 else 512) and max(problem.dilation) == 1
         if problem.layout == "nchw":
-            wide = wide and _may_be_copied(problem, pixels)
+            wide = wide and problem.c % 64 == problem.k % 64 == 0 and _may_be_copied(problem, pixels)
         else:
             wide = wide and many <= (256 if problem.q >= 14 else 512)
         return wide and problem.q >= 7 and pixels >= (6272 if problem.q >= 14 else 3136)
@@ -134,6 +138,8 @@ def has_a_filter_gradient_of_signals(problem: Problem) -> bool:
 def has_a_strided_filter_gradient(problem: Problem) -> bool:
     """``wgrad`` of stride 2. TF32 in ``nchw``: ahead with 4 to 16 taps from rows of 32 results on; behind on rows of 8.
 
+    Rows of 129 and 126, which TMA cannot bring, were at 0.64 and 1.04 (a probe and a draw of an NVIDIA H200).
+
     1x1 layers in 16 bits: ahead in both layouts with 256 channels and more on rows of 14 and 28 results, by eight rows
     on an NVIDIA H200 (2026-11-27; 1.10 to 1.67 times PyTorch's speed), so that none judged it; not on rows of 7.
     """
@@ -141,7 +147,7 @@ def has_a_strided_filter_gradient(problem: Problem) -> bool:
         return False
     few, pixels, taps = min(problem.c, problem.k), problem.n * problem.p * problem.q, problem.r * problem.s
     if problem.precision_label == "tf32":
-        strided = problem.stride[1] == 2 and problem.stride[0] in (1, 2) and 4 <= taps <= 16
+        strided = problem.stride[1] == 2 and problem.stride[0] in (1, 2) and 4 <= taps <= 16 and problem.w % 4 == 0
         enough = problem.q >= 32 and pixels >= 1 << 12 and few >= 16 and max(problem.c, problem.k) >= 64
         return problem.layout == "nchw" and strided and enough
     strided = taps == 1 and problem.stride == (2, 2) and not any(problem.padding)
