@@ -3,7 +3,8 @@
 python -m tools.judge_rules [GPU ...]     # by default every folder of benchmarks/results
 
 A hash of the problem puts each draw into one of two halves. Rules are drawn from the one, whose slowest rows are
-listed; of the other only the verdict is printed, by rule. Rows that today's rules would not run so are left out.
+listed; of the other only the verdict is printed, by rule. Rows that today's rules would not run so are left out. What
+``tools.farthest`` chose has a verdict of its own: it says where rules are wrong, not how often.
 """
 
 from __future__ import annotations
@@ -46,11 +47,14 @@ def half_of(name: str) -> str:
     return (DRAWN_FROM, JUDGED_ON)[hashlib.sha256(name.encode()).digest()[-1] & 1]
 
 
-def draws(gpu: dict, root: Path = ROOT) -> tuple[list[Draw], int]:
-    """The draws of a GPU model, and how many rows were left out, as today another kernel would run them."""
+def draws(gpu: dict, root: Path = ROOT, what: str = "sample") -> tuple[list[Draw], int]:
+    """The draws of a GPU model, and how many rows were left out, as today another kernel would run them.
+
+    ``what`` is ``"sample"``, or ``"chosen"``.
+    """
     found, others = [], 0
     with stood_in(facts_of(gpu)):
-        rows: list[dict[str, Any]] = newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), "sample")
+        rows: list[dict[str, Any]] = newest_rows(root / "benchmarks" / "results" / gpu_stem(gpu["name"]), what)
         for row in rows:
             if row["ratio"] is None:
                 continue
@@ -96,6 +100,8 @@ def main() -> None:
             found, others = draws(gpu)
             sys.stdout.write(f"{gpu['name']}: {len(found)} draws; {others} rows are of other choices than today's\n")
             sys.stdout.writelines(f"{line}\n" for line in judgment(found))
+            chosen, _ = draws(gpu, what="chosen")
+            sys.stdout.write(f"chosen: {verdict(draw.ratio for draw in chosen)}\n")
 
 
 if __name__ == "__main__":

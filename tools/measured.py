@@ -68,7 +68,7 @@ def measured(root: Path = ROOT) -> dict[str, dict]:
 def _entry(gpu: dict, root: Path) -> dict:
     least: defaultdict[str, float] = defaultdict(lambda: float("inf"))
     with stood_in(facts_of(gpu)):
-        for row, case in _rows(root, gpu_stem(gpu["name"])):
+        for row, case in rows_of(root, gpu_stem(gpu["name"])):
             problem = case.problem(row["direction"], row["precision"], row["layout"])
             ruling = by_rule(problem, CPU)
             if ruling.family == family_of(row) != "aten":
@@ -81,8 +81,8 @@ def _entry(gpu: dict, root: Path) -> dict:
     return known | {"least": dict(sorted(least.items()))}
 
 
-def _rows(root: Path, stem: str) -> Iterator[tuple[dict, Case]]:
-    """Rows of single directions with a ratio, and the layers they are of: of the suites and of random samples."""
+def rows_of(root: Path, stem: str) -> Iterator[tuple[dict, Case]]:
+    """Rows of single directions with a ratio, and their layers: those of suites, random ones, and chosen ones."""
     folder = root / "benchmarks" / "results" / stem
     for suite in NAMES:
         cases = {case.name: case for case in load_suite(SUITES / f"{suite}.toml")}
@@ -90,8 +90,8 @@ def _rows(root: Path, stem: str) -> Iterator[tuple[dict, Case]]:
         for row in rows:
             if row["direction"] != "step" and row["ratio"] is not None:
                 yield row, cases[row["case"]]
-    sampled: list[dict[str, Any]] = newest_rows(folder, "sample")
-    for row in sampled:
+    layers: list[dict[str, Any]] = [row for name in ("sample", "chosen") for row in newest_rows(folder, name)]
+    for row in layers:
         if row["ratio"] is not None:
             yield row, read_case(row["case"])
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, cast, get_args
 
 import torch
 
@@ -53,6 +53,9 @@ class Drawn(NamedTuple):
         """What its row is found by, as ``results.key_of`` has it."""
         return self.case.name, self.direction, self.precision, self.layout
 
+    def __str__(self) -> str:
+        return " ".join(self.key)
+
     @property
     def problem(self) -> Problem:
         """The problem, without bias."""
@@ -83,6 +86,23 @@ def sample(count: int, seed: int, precisions: Sequence[PrecisionLabel] = DRAWN) 
         )
         for i in range(count)
     ]
+
+
+def read_drawn(text: str) -> list[Drawn]:
+    """The problems of a text, one a line as ``str`` has it; empty lines count for nothing.
+
+    Raises ValueError for a line that is none.
+    """
+    return [_read_line(line) for line in text.splitlines() if line.strip()]
+
+
+def _read_line(line: str) -> Drawn:
+    name, *words = line.strip().rsplit(" ", 3)
+    allowed = (get_args(Direction), PRECISIONS, LAYOUTS)
+    if len(words) < len(allowed) or any(word not in known for word, known in zip(words, allowed, strict=True)):
+        raise ValueError(f"no layer with its direction, precision and layout: {line!r}")
+    direction, precision, layout = words
+    return Drawn(read_case(name), cast(Direction, direction), cast(PrecisionLabel, precision), cast(Layout, layout))
 
 
 def fresh_seed() -> int:

@@ -138,5 +138,5 @@ def test_a_model_is_sampled_by_draws_in_which_no_rule_was_held_back(
     reasons = ["by rule: halo_sm90 is faster"] * (draws - held_back)
     reasons += [f"by rule: {tool.NOTHING_MEASURED} on a GPU"] * held_back
     monkeypatch.setattr(tool, "newest_rows", lambda folder, name: [{"reason": each} for each in reasons])
-    monkeypatch.setattr(tool, "_rows", lambda root, stem: iter(()))
+    monkeypatch.setattr(tool, "rows_of", lambda root, stem: iter(()))
     assert tool._entry(tool.gpus()[0], tmp_path)["sampled"] is sampled

@@ -167,6 +167,54 @@ def test_a_fresh_seed_is_printed_and_may_be_given(monkeypatch: pytest.MonkeyPatc
     assert {each.problem.precision for each in in_terms.drawn} == {"tf32x3"}
 
 
+def test_chosen_layers_are_read_as_they_are_told() -> None:
+    drawn = sample.sample(40, 3)
+    text = "\n".join(["", *(f"  {each}" for each in drawn), ""])
+    read = sample.read_drawn(text)
+    assert [each.key for each in read] == [each.key for each in drawn]
+    assert [each.problem for each in read] == [each.problem for each in drawn]
+    for line in ("", str(drawn[0])[:-1], f"{drawn[0]} nchw", "fprop fp32 nchw", "a layer fprop fp32 nchw"):
+        with pytest.raises(ValueError, match="no layer|no name"):
+            sample.read_drawn(f"{drawn[0]}\n{line or 'nchw'}")
+
+
+def test_chosen_layers_have_rows_apart(tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random layers are judged by their own rows alone; a file says all there is to say of its layers."""
+    console = Console(width=132, file=io.StringIO())
+    clock += [1.0, 1.3]
+    drawn = others(2)
+    order = bench_suite.SampleOrder(drawn, QUICK, seed=None)
+    assert not bench_suite.bench_sample(order, CPU, tmp_path, console) and not clock
+    assert not bench_suite.bench_sample(order, CPU, tmp_path, console)  # nothing is timed again
+    told = console.file.getvalue()
+    assert "chosen: 0 of 2 problems to time" in told and "1 of 2 below 0.95" in told
+    assert [path.name[11:] for path in tmp_path.glob("*.jsonl")] == ["chosen.jsonl"]
+    assert not bench_suite.bench_sample(replace(order, drawn=others(3), limit_s=0.0), CPU, tmp_path, console)
+    assert "LEFT 1 of 3: run it again\n" in console.file.getvalue()
+
+
+def test_a_file_of_layers_or_a_count_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[bench_suite.SampleOrder] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Test GPU")
+    monkeypatch.setattr(bench_verb, "bench_sample", lambda order, *rest: [orders.append(order), True][1])
+    layers, none = tmp_path / "layers.txt", tmp_path / "none.txt"
+    layers.write_text(f"{sample.sample(1, 5)[0]}\n")
+    none.write_text("nothing of the kind\n")
+
+    def asked(*options: object) -> str:
+        done = CliRunner().invoke(app, ["bench", "--results", str(tmp_path), *map(str, options)], color=False)
+        return "" if done.exit_code == 0 else done.stderr
+
+    assert not asked("--sample", layers)
+    assert orders[0].seed is None and [each.key for each in orders[0].drawn] == [sample.sample(1, 5)[0].key]
+    assert "no layer with its direction" in asked("--sample", none)
+    assert "are for random layers" in asked("--sample", layers, "--seed", 5)
+    assert "are for random layers" in asked("--sample", layers, "--precision", "fp16")
+    assert "neither a number" in asked("--sample", tmp_path / "missing") and "neither a number" in asked("--sample", 0)
+
+
 def test_rules_are_judged_on_draws_that_they_were_not_drawn_from() -> None:
     """The half is the problem's own; nothing of the second half is listed."""
     names = [f"dense {n}x64x56x56 k64 3x3 s1 p1x1 d1 g1 fprop fp32 nchw" for n in range(1, 65)]

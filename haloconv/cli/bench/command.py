@@ -18,7 +18,7 @@ from haloconv.bench.layer import LAYOUTS
 from haloconv.bench.networks.network import Effort, NetworkCase, load_networks
 from haloconv.bench.one_kernel import check_asked
 from haloconv.bench.results import MAIN_SUITE, gpu_folder, latest_name, newest_rows, read_rows, results_folder
-from haloconv.bench.sample import DRAWN, fresh_seed
+from haloconv.bench.sample import DRAWN, fresh_seed, read_drawn
 from haloconv.bench.sample import sample as draw
 from haloconv.bench.stale import stale_networks, stale_settings
 from haloconv.bench.suite import PRECISIONS, SuiteError, find_suite, load_suite, select
@@ -53,6 +53,17 @@ def known(name: str) -> str:
     return name
 
 
+def countable(sample: str) -> str:
+    """What ``--sample`` names, for ``callback=``. Raises BadParameter if it is no number above 0 and no file."""
+    if sample and not _is_count(sample) and not Path(sample).is_file():
+        raise typer.BadParameter(f"{sample} is neither a number above 0 nor a file of layers")
+    return sample
+
+
+def _is_count(sample: str) -> bool:
+    return sample.isdecimal() and int(sample) > 0
+
+
 def bench(
     suite: Annotated[Path | None, typer.Option(help="A file, or few_images, fronts, pointwise, rims, models.")] = None,
     case: Annotated[str, typer.Option(help="Names of cases, separated by commas; all by default.")] = "",
@@ -66,7 +77,7 @@ def bench(
     budget: Annotated[float, typer.Option(help="Seconds of timing per row.", callback=positive)] = 0.5,
     other_layout: Annotated[bool, typer.Option(help="Also time PyTorch in the other memory order.")] = True,
     results: Annotated[Path | None, typer.Option(help="The folder of rows, by default beside the suite.")] = None,
-    sample: Annotated[int, typer.Option(help="Instead of the suite, so many random layers.", min=0)] = 0,
+    sample: Annotated[str, typer.Option(help="So many random layers, or those of a file.", callback=countable)] = "",
     seed: Annotated[int | None, typer.Option(help="Which random layers; a fresh seed, printed, by default.")] = None,
     models: Annotated[bool, typer.Option("--models", help="Time whole networks instead (--case names them).")] = False,
     compiled: Annotated[bool, typer.Option("--compiled", help="Networks: eager and compiled, both sides.")] = False,
@@ -105,7 +116,7 @@ def bench(
         elif host_cost:
             passed = bench_host_cost(device, folder, console)
         elif sample:
-            passed = bench_sample(_random_layers(sample, seed, words, timing, limit), device, folder, console)
+            passed = bench_sample(_sampled(sample, seed, words, timing, limit), device, folder, console)
         elif compile_time:
             passed = bench_compiling(select(load_suite(suite), SEED_CASES), family, device, folder, console)
         else:
@@ -158,10 +169,20 @@ def _words(case: str, tag: str, direction: str | None, precision: str | None, la
     )
 
 
-def _random_layers(count: int, seed: int | None, words: Words, budget: Budget, limit: float | None) -> SampleOrder:
-    """The order for random layers, of a fresh seed if none is given."""
-    chosen = fresh_seed() if seed is None else seed
-    return SampleOrder(draw(count, chosen, words.precisions or list(DRAWN)), budget, chosen, limit)
+def _sampled(sample: str, seed: int | None, words: Words, budget: Budget, limit: float | None) -> SampleOrder:
+    """The order for random layers, of a fresh seed if none is given, or for all those of a file.
+
+    Raises BadParameter for a file that cannot be read, or beside one for what draws others.
+    """
+    if _is_count(sample):
+        drawn_by = fresh_seed() if seed is None else seed
+        return SampleOrder(draw(int(sample), drawn_by, words.precisions or list(DRAWN)), budget, drawn_by, limit)
+    if seed is not None or words.precisions:
+        raise typer.BadParameter(f"--seed and --precision are for random layers, and {sample} says which it has")
+    try:
+        return SampleOrder(read_drawn(Path(sample).read_text(encoding="utf-8")), budget, None, limit)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{sample}: {error}") from None
 
 
 def _layers(suite: Path, words: Words, budget: Budget, limit: float | None, stale: Path | None) -> Order:

@@ -179,24 +179,33 @@ def _try(layer: Layer, direction: Timed, budget: Budget) -> Row:
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The problems that ``seed`` drew. After ``limit_s`` seconds no further ones are begun; the next run goes on."""
+    """The problems that ``seed`` drew, or that somebody chose. After ``limit_s`` seconds no further ones are begun.
+
+    The next run goes on. What was chosen says nothing of what ``auto`` does in the mean: its rows have a file apart.
+    """
 
     drawn: list[Drawn]
     budget: Budget
-    seed: int = 0
+    seed: int | None = 0
     limit_s: float | None = None
+
+    @property
+    def rows_of(self) -> str:
+        """The name of the rows' files."""
+        return "chosen" if self.seed is None else "sample"
 
 
 def bench_sample(order: SampleOrder, device: torch.device, folder: Path, console: Console) -> bool:
-    """Time drawn problems with the choice of auto, but for those that have a row of this seed and commit.
+    """Time drawn problems with the choice of auto, but for those that have a row of this seed, if any, and commit.
 
     True if all have one, all passed, and none is far slower than PyTorch.
     """
     environment = environment_stamp()
     report = Report(f"haloconv bench --sample on {environment['gpu']}", environment)
-    known = _rows_of_seed(folder, order.seed, environment["commit"])
+    known = _known_rows(order, folder, environment["commit"])
     left = [each for each in order.drawn if each.key not in known]
-    console.print(f"--seed {order.seed}: {len(left)} of {len(order.drawn)} problems to time", highlight=False)
+    whose = "chosen" if order.seed is None else f"--seed {order.seed}"
+    console.print(f"{whose}: {len(left)} of {len(order.drawn)} problems to time", highlight=False)
     deadline = None if order.limit_s is None else time.monotonic() + order.limit_s
     with make_progress(console) as progress:
         task = progress.add_task("compiling", total=len(left))
@@ -209,7 +218,7 @@ def bench_sample(order: SampleOrder, device: torch.device, folder: Path, console
                 layer = each.case.layer(each.precision, each.layout, "auto", device)
                 row = try_step(layer, each.direction, replace(order.budget, other_layout=False))
                 report.rows.append(row)
-                append_rows(folder, "sample", [{**row.record(environment), "seed": order.seed}])
+                append_rows(folder, order.rows_of, [{**row.record(environment), "seed": order.seed}])
                 progress.advance(task)
     report.notes += [note for note in map(above_the_ceiling, report.rows) if note]
     if report.rows:
@@ -220,23 +229,22 @@ def bench_sample(order: SampleOrder, device: torch.device, folder: Path, console
 _COMPILED_AT_ONCE = 16
 
 
-def _rows_of_seed(folder: Path, seed: int, commit: str) -> dict[tuple[object, ...], ResultRow]:
-    """The newest row of each problem that was drawn with this seed and timed at this commit."""
-    rows = (row for path in sorted(folder.glob("????-??-??-sample.jsonl")) for row in read_rows(path))
-    return {key_of(row): row for row in rows if row.get("seed") == seed and row.get("commit") == commit}
+def _known_rows(order: SampleOrder, folder: Path, commit: str) -> dict[tuple[object, ...], ResultRow]:
+    """The newest row of each problem that was drawn with this seed, or chosen, and timed at this commit."""
+    rows = (row for path in sorted(folder.glob(f"????-??-??-{order.rows_of}.jsonl")) for row in read_rows(path))
+    return {key_of(row): row for row in rows if row.get("seed") == order.seed and row.get("commit") == commit}
 
 
 def _tell_verdict(order: SampleOrder, folder: Path, commit: str, console: Console) -> bool:
     """Print what the draw came to, over all runs; True if every row passed and none is below LEAST_RATIO."""
-    found = _rows_of_seed(folder, order.seed, commit)
+    found = _known_rows(order, folder, commit)
     rows = [found[each.key] for each in order.drawn if each.key in found]
     ratios = [float(str(row["ratio"])) for row in rows if row["ratio"] is not None]
     console.print(f"{verdict(ratios)}; {verdict_of_own(rows)}; rows are in {folder}", highlight=False)
     if len(rows) < len(order.drawn):
-        console.print(
-            f"LEFT {len(order.drawn) - len(rows)} of {len(order.drawn)}: run it again with --seed {order.seed}",
-            style="yellow", highlight=False,
-        )  # fmt: skip
+        again = "run it again" if order.seed is None else f"run it again with --seed {order.seed}"
+        left = f"LEFT {len(order.drawn) - len(rows)} of {len(order.drawn)}: {again}"
+        console.print(left, style="yellow", highlight=False)
     slow = sorted((row for row in rows if _ratio_of(row) < LEAST_RATIO), key=_ratio_of)
     for row in slow:
         where = " ".join(str(row[name]) for name in IDENTITY)
