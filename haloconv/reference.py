@@ -297,7 +297,8 @@ def _limits(norm: float, length: int, dtype: torch.dtype, rounded_operands: floa
     element = unit * (32 + steps) + rounded_operands
     sums = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
     underflow = length * sums.smallest_normal * sums.eps  # products that are subnormal numbers lose their last bits
-    return Limits(norm, min(element, ELEMENT_FACTOR * norm - rounding), rounding, underflow)
+    most = element if repeats else min(element, ELEMENT_FACTOR * norm - rounding)  # the norm is one of a random walk
+    return Limits(norm, most, rounding, underflow)
 
 
 def measure_error(result: torch.Tensor, oracle: Oracle, limits: Limits, border: torch.Tensor | None = None) -> Error:

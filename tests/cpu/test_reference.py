@@ -229,11 +229,35 @@ def test_limits_by_precision(dtype, precision, norm):
     [(torch.float32, "ieee"), (torch.float32, "tf32"), (torch.float16, "ieee"), (torch.float64, "ieee")],
 )
 def test_no_element_may_err_by_more_than_four_times_the_norm(extent, direction, dtype, precision):
-    """Where the sums are so long that their bound is of no use: |ref| is at most the scale."""
+    """Where the sums are so long that their bound is of no use: |ref| is at most the scale.
+
+    Where roundings repeat a norm's bound is, which grows as a random walk: an element may err by each of them.
+    """
     problem = Problem(direction, 2, extent, 64, 64, extent, 3, 3, dtype=dtype, precision=precision)
-    for repeats in (False, True):
-        limits = reference.error_limits(problem, repeats=repeats)
-        assert 0 < limits.element <= 4 * limits.norm - limits.rounding
+    limits, again = (reference.error_limits(problem, repeats=repeats) for repeats in (False, True))
+    assert 0 < limits.element <= 4 * limits.norm - limits.rounding
+    unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    length = reference.reduction_length(problem)
+    assert again.element == pytest.approx(unit * (32 + length) + (2.0**-10 if precision == "tf32" else 0.0))
+
+
+@pytest.mark.parametrize(("filters", "value"), [(130, 0.9359), (400, 0.6282)])
+def test_equal_products_in_one_register_pass_and_one_that_is_missing_does_not(filters: int, value: float) -> None:
+    """dgrad of 3x3 filters of one channel, as depthwise_window sums it. Six of the nine taps meet inside of dy."""
+    problem = Problem("dgrad", 1, 1, 5, 4, filters, 3, 3)
+    dy, w = (torch.full(shape, each) for shape, each in ((problem.y_shape, value), (problem.w_shape, 0.3)))
+    oracle = reference.oracle_dgrad(dy, w, problem.x_shape, ConvSpec())
+    product, in_one = dy[0, 0, 0, 0].double() * w[0, 0, 0, 0].double(), torch.zeros(())
+    for _ in range(6 * filters):
+        in_one = (in_one.double() + product).float()
+    result, at = oracle.value.float(), (0, 0, 2, 1)
+    assert oracle.value[at] == pytest.approx(6 * filters * float(product))
+    limits = reference.error_limits(problem, repeats=True)._replace(norm=math.inf)
+    result[at] = in_one
+    error = reference.measure_error(result, oracle, limits)
+    assert error.passed and error.worst > reference.error_limits(problem).element
+    result[at] = float(in_one - product)
+    assert not reference.measure_error(result, oracle, limits).passed
 
 
 A = Problem("fprop", 1, 32, 20, 40, 64, 5, 9, padding=(2, 2, 4, 4), dilation=(2, 3))
