@@ -55,8 +55,10 @@ def _fprop_epilogue(
     return applied(y, b, Epilogue(has_scale, activation), residual)
 
 
-def _fprop_moments(x: Tensor, w: Tensor, *values: Any) -> moments.Measured:
-    return moments.with_var_mean(_fprop(x, w, None, *values))
+def _fprop_moments(
+    x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor | None, per_image: bool, *values: Any
+) -> moments.Measured:
+    return moments.with_var_mean(_fprop_epilogue(x, w, b, residual, False, None, *values), per_image)
 
 
 def _dgrad(dy: Tensor, w: Tensor, x_shape: Sequence[int], layout: Layout, *values: Any) -> Tensor:

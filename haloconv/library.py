@@ -28,7 +28,8 @@ for _schema in (
     f"fprop(Tensor x, Tensor w, Tensor? b, {SPEC_SCHEMA}) -> Tensor",
     "fprop_epilogue(Tensor x, Tensor w, Tensor? b, Tensor? residual, bool has_scale, str? activation, "
     f"{SPEC_SCHEMA}) -> Tensor",
-    f"fprop_moments(Tensor x, Tensor w, {SPEC_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+    "fprop_moments(Tensor x, Tensor w, Tensor? b, Tensor? residual, bool per_image, "
+    f"{SPEC_SCHEMA}) -> (Tensor, Tensor, Tensor)",
     f"dgrad(Tensor dy, Tensor w, SymInt[4] x_shape, str layout, {SPEC_SCHEMA}) -> Tensor",
     f"wgrad(Tensor dy, Tensor x, SymInt[4] w_shape, str layout, {SPEC_SCHEMA}) -> Tensor",
     "bgrad(Tensor dy, str family) -> Tensor",
@@ -58,8 +59,10 @@ def _fprop_epilogue(
     return _as_told(y, plan.layout)
 
 
-def _fprop_moments(x: Tensor, w: Tensor, *values: Any) -> moments.Measured:
-    y, variance, mean = moments.fprop(x, w, _spec(*values))
+def _fprop_moments(
+    x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor | None, per_image: bool, *values: Any
+) -> moments.Measured:
+    y, variance, mean = moments.fprop(x, w, b, residual, _spec(*values), per_image)
     return _as_told(y, plans.result_layout(x, w)), variance, mean
 
 
@@ -123,9 +126,12 @@ def _fake_fprop_epilogue(
 
 
 @torch.library.register_fake("haloconv::fprop_moments", lib=_library)
-def _fake_fprop_moments(x: Tensor, w: Tensor, *values: Any) -> moments.Measured:
-    y: Tensor = _fake_fprop_epilogue(x, w, None, None, False, None, *values)
-    variance, mean = (x.new_empty((1, y.shape[1], 1, 1), dtype=torch.float32) for _ in range(2))
+def _fake_fprop_moments(
+    x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor | None, per_image: bool, *values: Any
+) -> moments.Measured:
+    y: Tensor = _fake_fprop_epilogue(x, w, b, residual, False, None, *values)
+    images = y.shape[0] if per_image else 1
+    variance, mean = (x.new_empty((images, y.shape[1], 1, 1), dtype=torch.float32) for _ in range(2))
     return y, variance, mean
 
 

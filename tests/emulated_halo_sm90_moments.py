@@ -9,7 +9,7 @@ import torch
 
 from tests import emulated_halo_sm90_implicit_gemm as of_taps
 from tests import emulated_halo_sm90_pointwise as of_pointwise
-from tests.measured import MOMENTS
+from tests.measured import MOMENTS, MOMENTS_IMAGES, MOMENTS_RESIDUAL
 
 CASES = ()
 SHAPES = {f"measured {shape}": None for shape in (*of_pointwise.SHAPES, *of_taps.SHAPES)}
@@ -37,6 +37,18 @@ _RUNS: tuple[tuple[str, tuple[str, ...], tuple[torch.dtype, ...]], ...] = (
     ("taps, in cluster", ("sm90_taps_cluster",), _BOTH),
     ("taps, in cluster, columns shared", ("sm90_taps_cluster",), (FP16,)),
 )
+_ADDED: tuple[tuple[str, str, tuple[str, ...], tuple[torch.dtype, ...]], ...] = (  # the same, of a result before it
+    (MOMENTS_RESIDUAL, "pointwise", ("sm90_pointwise_nhwc", "sm90_pointwise_stride_joined"), _EVERY),
+    (MOMENTS_RESIDUAL, "pointwise kept", ("sm90_pointwise_many_nhwc",), _BOTH),
+    (MOMENTS_RESIDUAL, "pointwise two blocks", ("sm90_pointwise_nhwc",), _BOTH),
+    (MOMENTS_RESIDUAL, "pointwise 256 columns", ("sm90_pointwise_nhwc",), _BOTH),
+    (MOMENTS_RESIDUAL, "taps", ("sm90_taps", "sm90_taps_packed"), _BOTH),
+    (MOMENTS_IMAGES, "pointwise", ("sm90_pointwise_many_nhwc", "sm90_pointwise_stride"), _EVERY),
+    (MOMENTS_IMAGES, "pointwise", ("sm90_pointwise_pixel",), _BOTH),
+    (MOMENTS_IMAGES, "pointwise two blocks", ("sm90_pointwise_many_nhwc",), _BOTH),
+    (MOMENTS_IMAGES, "taps", ("sm90_taps_cluster_tiles",), _EVERY),
+    (MOMENTS_IMAGES, "taps, two blocks", ("sm90_taps_cluster_tiles",), _BOTH),
+)
 _NOT_FINITE = (("sm90_pointwise_nhwc", "measured pointwise"), ("sm90_taps", "measured taps"))
 SANITIZED = (  # case, results, shape: what compute-sanitizer is to see
     ("sm90_pointwise_nhwc", (MOMENTS,), "measured pointwise two blocks"),
@@ -46,6 +58,9 @@ SANITIZED = (  # case, results, shape: what compute-sanitizer is to see
     ("sm90_taps_packed", (MOMENTS,), "measured taps, columns shared"),
     ("sm90_taps_beyond", (MOMENTS,), "measured taps"),
     ("sm90_taps_cluster", (MOMENTS,), "measured taps, in cluster"),
+    ("sm90_pointwise_many_nhwc", (MOMENTS_IMAGES,), "measured pointwise two blocks"),
+    ("sm90_pointwise_stride", (MOMENTS_RESIDUAL, MOMENTS_IMAGES), "measured pointwise"),
+    ("sm90_taps_cluster_tiles", (MOMENTS_RESIDUAL, MOMENTS_IMAGES), "measured taps"),
 )
 
 
@@ -53,6 +68,8 @@ def runs() -> Iterator[tuple[str, torch.dtype, str, str, bool]]:
     """Case, dtype, result, shape, and whether all inputs are finite."""
     for shape, names, dtypes in _RUNS:
         yield from ((name, dtype, MOMENTS, f"measured {shape}", True) for name in names for dtype in dtypes)
+    for result, shape, names, dtypes in _ADDED:
+        yield from ((name, dtype, result, f"measured {shape}", True) for name in names for dtype in dtypes)
     for name, shape in _NOT_FINITE:
         yield from ((name, dtype, MOMENTS, shape, False) for dtype in _BOTH)
 

@@ -9,20 +9,27 @@ import torch
 from haloconv import moments
 from haloconv.problem import ConvSpec
 
-MOMENTS = "moments"
-"""A result of tests.oracle: fprop without a bias. Its mean and variance are attributes of the tensor."""
+MOMENTS, MOMENTS_RESIDUAL, MOMENTS_IMAGES = "moments", "moments_residual", "moments_images"
+"""Results of tests.oracle. Mean and variance of each filter are attributes of the tensor: of fprop without a bias, of
+one with bias and residual, and of each image of the latter."""
+MEASURED = (MOMENTS, MOMENTS_RESIDUAL, MOMENTS_IMAGES)
 BOX_PIXELS, FP32 = 64, torch.finfo(torch.float32)
 
 
-def run_measured(x: torch.Tensor, w: torch.Tensor, spec: ConvSpec) -> torch.Tensor:
+def run_measured(
+    result: str, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, residual: torch.Tensor, spec: ConvSpec
+) -> torch.Tensor:
     """y, which has its moments with it."""
-    assert moments.has_moments(x, w, spec), f"no kernel of {spec.family} measures this"
-    y, variance, mean = moments.fprop(x, w, spec)
+    bias, more = (None, None) if result == MOMENTS else (b, residual)
+    adds = {"has_bias": bias is not None, "has_residual": more is not None}
+    per_image = result == MOMENTS_IMAGES
+    assert moments.has_moments(x, w, spec, **adds, per_image=per_image), f"no kernel of {spec.family} measures this"
+    y, variance, mean = moments.fprop(x, w, bias, more, spec, per_image)
     return with_moments(y, mean, variance)
 
 
 def with_moments(y: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
-    """y (N, K, P, Q) with what was measured of it, K values each."""
+    """y (N, K, P, Q) with what was measured of it, K values each, or N K."""
     kept: Any = y
     kept.moments = (mean.view(-1), variance.view(-1))
     return y
@@ -38,12 +45,13 @@ def check_measured(result: str, y: Any) -> None:
 
     Not finite where y is not, and where it may be: squares of the differences in a box of pixels are summed in fp32.
     """
-    if result != MOMENTS:
+    if result not in MEASURED:
         return
-    values = y.detach().double()
-    want_variance, want_mean = (each.cpu() for each in torch.var_mean(values, (0, 2, 3), correction=0))
+    values, dims = y.detach().double(), (2, 3) if result == MOMENTS_IMAGES else (0, 2, 3)
+    want_variance, want_mean = (each.flatten().cpu() for each in torch.var_mean(values, dims, correction=0))
     mean, variance = (each.double().cpu() for each in y.moments)
-    may_overflow = ~(4 * BOX_PIXELS * values.square().sum((0, 2, 3)).cpu() < FP32.max) | want_variance.isnan()
+    squares = values.square().sum(dims).flatten().cpu()
+    may_overflow = ~(4 * BOX_PIXELS * squares < FP32.max) | want_variance.isnan()
     overflown = may_overflow & ~(variance.isfinite() & mean.isfinite())
     scale = want_variance.sqrt() + want_mean.abs()
     of_mean, of_variance = (mean - want_mean).abs(), (variance - want_variance).abs()

@@ -24,7 +24,7 @@ from haloconv.precision import convolution_precision
 from haloconv.problem import NO_EPILOGUE, ConvSpec, Direction, EdgeModes, Epilogue, Modes, Problem
 from haloconv.reference import Error, Limits, Oracle
 from tests.cases import DTYPE_NAMES, Case, Tensors
-from tests.measured import MOMENTS, check_measured, run_measured
+from tests.measured import MEASURED, MOMENTS, MOMENTS_IMAGES, MOMENTS_RESIDUAL, check_measured, run_measured
 
 RESULTS = ("fprop", "dgrad", "wgrad", "bgrad")
 RELU, SCALE_RELU, RESIDUAL_RELU, SCALE_RESIDUAL = "relu", "scale_relu", "residual_relu", "scale_residual"
@@ -34,6 +34,7 @@ EPILOGUES = {  # of fprop; dy is what is added
     RESIDUAL_RELU: Epilogue(activation="relu", residual=True),
     SCALE_RESIDUAL: Epilogue(True, None, True),
 }
+_ADDED = {**EPILOGUES, **dict.fromkeys((MOMENTS_RESIDUAL, MOMENTS_IMAGES), Epilogue(residual=True))}
 ACTIVATED = (RELU, SCALE_RELU)
 EDGES: dict[str, tuple[Direction, EdgeModes]] = {  # what stands outside the image is other pixels of it
     "circular": ("fprop", ("circular", "circular")),
@@ -49,7 +50,7 @@ EDGES: dict[str, tuple[Direction, EdgeModes]] = {  # what stands outside the ima
     "halo_zeros": ("fprop", ("halo", "zeros")),  # rows that wrap, from a tensor of their own
     "halo_circular": ("fprop", ("halo", "circular")),
 }
-FORWARD = ("fprop", MOMENTS, *EPILOGUES, *(name for name, (direction, _) in EDGES.items() if direction == "fprop"))
+FORWARD = ("fprop", MOMENTS, *_ADDED, *(name for name, (direction, _) in EDGES.items() if direction == "fprop"))
 _SCALES = (1.0, -2.0, 3.0, -1.0, 2.0)  # of one filter after the other: products with integers stay integers
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FENCE_BYTES = 4096
@@ -66,8 +67,8 @@ def run(result: str, t: Tensors, one: Case) -> torch.Tensor:
     """One raw result of haloconv, below autograd: y, dx, dw or db, or y behind an epilogue."""
     if result == "fprop":
         return plan.fprop(t.x, t.w, t.b, one.spec)
-    if result == MOMENTS:
-        return run_measured(t.x, t.w, one.spec)
+    if result in MEASURED:
+        return run_measured(result, t.x, t.w, t.b, t.dy, one.spec)
     if result in EPILOGUES:
         b, residual = third_operand(result, t), [t.dy] * EPILOGUES[result].residual
         return plan.plan_fprop(t.x, t.w, b, one.spec, EPILOGUES[result], *residual).run(t.x, t.w, b, *residual)
@@ -125,7 +126,7 @@ def _folded(result: str, gradient: torch.Tensor, t: Tensors, spec: ConvSpec) -> 
 
 def third_operand(result: str, t: Tensors) -> torch.Tensor | None:
     """What a forward adds: the bias (K,), or (K, 2) of bias and scale where the epilogue has a scale."""
-    scales = result in EPILOGUES and EPILOGUES[result].scale
+    scales = result in _ADDED and _ADDED[result].scale
     return bias_and_scale(t.b, scale_of(t), t.x.dtype) if scales else t.b
 
 
@@ -136,7 +137,7 @@ def scale_of(t: Tensors) -> torch.Tensor:
 
 def _epilogued(result: str, t: Tensors, want: Oracle) -> Oracle:
     """The answer behind an epilogue, of that of the convolution without a bias, or with it where there is no scale."""
-    (value, magnitude), epilogue = want, EPILOGUES[result]
+    (value, magnitude), epilogue = want, _ADDED[result]
     if epilogue.scale:
         b = t.w.new_zeros(len(t.w)) if t.b is None else t.b
         scale, bias = (each.to(value.dtype)[:, None, None] for each in (scale_of(t), b))
@@ -156,8 +157,8 @@ def expected(result: str, t: Tensors, spec: ConvSpec) -> Oracle:
         return Oracle(*(v.to(t.w.device) for v in answer))
     if result in ("fprop", MOMENTS):
         return reference.oracle_fprop(t.x, t.w, None if result == MOMENTS else t.b, spec)
-    if result in EPILOGUES:
-        b = None if EPILOGUES[result].scale else t.b
+    if result in _ADDED:
+        b = None if _ADDED[result].scale else t.b
         return _epilogued(result, t, reference.oracle_fprop(t.x, t.w, b, spec))
     if result in EDGES:
         direction, of_copy, rest = _of_copy(result, t, spec)
@@ -183,7 +184,7 @@ def baseline(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
         x = torch.nn.functional.pad(t.x, (left, right, top, bottom))
         tail = (spec.stride, (0, 0), spec.dilation, False, (0, 0), spec.groups)
         if result in FORWARD:
-            scales = result in EPILOGUES and EPILOGUES[result].scale
+            scales = result in _ADDED and _ADDED[result].scale
             y = torch.ops.aten.convolution(x, t.w, None if scales or result == MOMENTS else t.b, *tail)
             return y if result in ("fprop", MOMENTS) else _epilogued(result, t, Oracle(y, y)).value
         mask = [result == "dgrad", result == "wgrad", False]
@@ -194,7 +195,7 @@ def baseline(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
 
 def problem_of(result: str, t: Tensors, spec: ConvSpec) -> Problem:
     direction: Direction = "fprop" if result in FORWARD else "dgrad" if "dgrad" in result else "wgrad"
-    (n, c, h, w), (k, _, r, s), epilogue = t.x.shape, t.w.shape, EPILOGUES.get(result, NO_EPILOGUE)
+    (n, c, h, w), (k, _, r, s), epilogue = t.x.shape, t.w.shape, _ADDED.get(result, NO_EPILOGUE)
     return Problem(
         direction, n, c, h, w, k, r, s, spec.stride, spec.padding, spec.dilation, spec.groups,
         bias=t.b is not None and direction == "fprop" and result != MOMENTS and not epilogue.scale,
@@ -313,7 +314,7 @@ def tap_sums(result: str, t: Tensors, spec: ConvSpec) -> torch.Tensor:
                 dw[..., i, j] = torch.einsum("ngkhw,ngchw->gkc", dy, x[..., rows, cols])
     if result in FORWARD:
         y = y.reshape(n, k, p, q)
-        scales = result in EPILOGUES and EPILOGUES[result].scale
+        scales = result in _ADDED and _ADDED[result].scale
         y = y if scales or t.b is None or result == MOMENTS else y + t.b.double()[:, None, None]
         return y if result in ("fprop", MOMENTS) else _epilogued(result, t, Oracle(y, y)).value
     if result == "dgrad":

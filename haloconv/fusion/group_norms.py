@@ -50,7 +50,8 @@ def group_norm_by_channel(
     """
     n, c = x.shape[:2]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    variances, means = (each.view(n, num_groups, -1) for each in torch.var_mean(wide, (2, 3), correction=0))
+    of_channels = torch.var_mean(wide, (2, 3), correction=0, keepdim=True)  # as lowered/norms.py finds it
+    variances, means = (each.view(n, num_groups, -1) for each in of_channels)
     mean = means.mean(2, keepdim=True)
     variance = variances.mean(2, keepdim=True) + (means - mean).square().mean(2, keepdim=True)
     scale, shift = torch.rsqrt(variance + eps).expand(means.shape).reshape(n, c), mean.expand(means.shape).reshape(n, c)

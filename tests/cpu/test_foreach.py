@@ -15,7 +15,7 @@ from haloconv import moments
 from haloconv.choose.choice import Choice
 from haloconv.fusion.lowered import foreach
 from tests.compiled import emulated, image
-from tests.cpu.test_batch_norms import VALUES, Block, Counting, channels_last, trained
+from tests.cpu.test_norms import VALUES, Block, Counting, channels_last, trained
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
@@ -42,7 +42,7 @@ def moved(average: torch.Tensor, statistic: torch.Tensor, momentum: float = 0.1)
 def two_norms(x: torch.Tensor, w: torch.Tensor, averages: list[torch.Tensor], counts: list[torch.Tensor]) -> tuple:
     kept, new = [], []
     for i in range(2):
-        y, variance, mean = OPS.fprop_moments(x + i, w, *VALUES)
+        y, variance, mean = OPS.fprop_moments(x + i, w, None, None, False, *VALUES)
         deviation = torch.rsqrt(variance + 1e-5)
         kept += [((y - mean) * deviation).relu(), deviation.squeeze((0, 2, 3))]
         new += [moved(averages[2 * i], mean), moved(averages[2 * i + 1], variance * 1.1, 0.3)]
@@ -53,7 +53,7 @@ def two_norms(x: torch.Tensor, w: torch.Tensor, averages: list[torch.Tensor], co
 
 def read_before(x: torch.Tensor, w: torch.Tensor, averages: list[torch.Tensor], _: list[torch.Tensor]) -> tuple:
     """New values that others read, or that come after a buffer was written."""
-    _, variance, mean = OPS.fprop_moments(x, w, *VALUES)
+    _, variance, mean = OPS.fprop_moments(x, w, None, None, False, *VALUES)
     first, second = moved(averages[0], mean), moved(averages[1], variance)
     averages[0].copy_(first)
     averages[1].copy_(second)
@@ -63,7 +63,7 @@ def read_before(x: torch.Tensor, w: torch.Tensor, averages: list[torch.Tensor], 
 
 def of_others(x: torch.Tensor, w: torch.Tensor, averages: list[torch.Tensor], counts: list[torch.Tensor]) -> tuple:
     """Statistics of a reduction, other factors, no plain sum, one counter alone, and a deviation that more read."""
-    y, variance, mean = OPS.fprop_moments(x, w, *VALUES)
+    y, variance, mean = OPS.fprop_moments(x, w, None, None, False, *VALUES)
     of_pytorch, _ = torch.var_mean(y.relu(), (0, 2, 3), correction=0, keepdim=True)
     new = [moved(averages[0], of_pytorch), moved(averages[1], mean * averages[3].view(1, -1, 1, 1))]
     new += [torch.add(mean.squeeze((0, 2, 3)), averages[2], alpha=2), mean.squeeze((0, 2, 3)) - 1.0]

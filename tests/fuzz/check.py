@@ -25,7 +25,7 @@ from tests.fuzz.front_draw import FrontDraw
 from tests.fuzz.operands import exact_operands, random_operands
 from tests.fuzz.outcome import Checked, Failure
 from tests.launches import launched
-from tests.measured import MOMENTS, check_measured, with_moments
+from tests.measured import MOMENTS, MOMENTS_IMAGES, check_measured, with_moments
 
 MANY_PRODUCTS = 4096
 
@@ -110,13 +110,17 @@ def bound(draw: Draw, t: Tensors, index: int) -> BoundCall:
     run = watched(family.bind(request, config), device)
     if not (isinstance(family, FamilyWithMoments) and family.has_moments(request, config)):
         return run
-    measured = watched(family.bind_moments(request, config), device)
+    every = [MOMENTS, *([MOMENTS_IMAGES] if family.has_moments(request, config, per_image=True) else [])]
+    measured = {name: watched(family.bind_moments(request, config, name == MOMENTS_IMAGES), device) for name in every}
 
-    def both(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        """The result; that of the kernel that measures it has the same bits, and its moments are right."""
-        y, with_its_own = run(x, w, b), with_moments(*measured(x, w))
-        assert oracle.same_bits(y, with_its_own), "the kernel that measures gives other bits"
-        check_measured(MOMENTS, with_its_own)
+    def both(*operands: torch.Tensor | None) -> torch.Tensor:
+        """The result; those of the kernel that measures it have the same bits, and moments of all and each image are
+        right."""
+        y = run(*operands)
+        for name, call in measured.items():
+            with_its_own = with_moments(*call(*operands))
+            assert oracle.same_bits(y, with_its_own), "the kernel that measures gives other bits"
+            check_measured(name, with_its_own)
         return y
 
     return both

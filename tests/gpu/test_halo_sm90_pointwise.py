@@ -11,7 +11,7 @@ import torch
 from haloconv.families.halo_sm90.pointwise import implicit_gemm, moments, pointwise, pointwise_planes
 from haloconv.plan import form_of
 from haloconv.precision import Precision
-from haloconv.problem import Direction, Request
+from haloconv.problem import Direction, Epilogue, Request
 from tests import (
     emulated_halo_sm90_implicit_gemm,
     emulated_halo_sm90_moments,
@@ -24,7 +24,7 @@ from tests.emulated import Run
 from tests.families import HALO_SM90, HALO_SM90_MOMENTS, Subject, each_dtype, name_of, over
 from tests.gpu.runs import check_every_config, check_run, runs_of
 from tests.launches import launched
-from tests.measured import MOMENTS, with_moments
+from tests.measured import MEASURED, MOMENTS, MOMENTS_IMAGES, with_moments
 
 _PARTS = (emulated_halo_sm90_pointwise, emulated_halo_sm90_planes, emulated_halo_sm90_implicit_gemm)
 RUNS = [(HALO_SM90, run) for run in runs_of("halo_sm90", *_PARTS)]
@@ -102,27 +102,35 @@ def test_every_config(subject: Subject, dtype: torch.dtype, one: Case, result: D
     check_every_config(kernel, request, one, t, subject, record)
 
 
+@pytest.mark.parametrize("result", MEASURED)
 @pytest.mark.parametrize(("subject", "dtype"), each_dtype((HALO_SM90_MOMENTS,)), ids=name_of)
 @pytest.mark.parametrize("one", [one for one in (*LAYERS, *OF_TAPS) if one.storage == "channels_last"], ids=name_of)
-def test_what_is_stored_is_measured(subject: Subject, dtype: torch.dtype, one: Case, record: Callable) -> None:
+def test_what_is_stored_is_measured(
+    subject: Subject, dtype: torch.dtype, one: Case, result: str, record: Callable
+) -> None:
     """In every config: the bits that the convolution alone has, statistics of these, and the same bits twice."""
-    t, spec = make(one, dtype, "cuda")._replace(b=None), subject.on(one, dtype).spec
+    t, spec = make(one, dtype, "cuda"), subject.on(one, dtype).spec
+    t = t._replace(b=None) if result == MOMENTS else t
     request = _request(one, dtype, "fprop", t, spec.precision or "ieee")
-    request = replace(request, problem=replace(request.problem, bias=False))
+    added = Epilogue(residual=result != MOMENTS)
+    request = replace(request, problem=replace(request.problem, bias=t.b is not None, epilogue=added))
     plain = implicit_gemm if max(one.extents[5:]) > 1 else pointwise
-    configs = plain.configs(request)
-    measured = [config for config in configs if moments.has_moments(request, config)]
+    configs, per_image = plain.configs(request), result == MOMENTS_IMAGES
+    measured = [config for config in configs if moments.has_moments(request, config, per_image)]
+    if per_image and not measured:
+        pytest.skip("a box has pixels of two images")
     assert len(measured) == sum(config.derived.parts == 1 for config in configs)
+    operands = (t.x, t.w, t.b, *[t.dy] * added.residual)
     for config in measured:
-        want = plain.bind(request, config)(t.x, t.w, None)
+        want = plain.bind(request, config)(*operands)
         with oracle.Unchanged(t), oracle.RedZones("cuda") as zones, launched() as names:
-            run = moments.bind(request, config)
-            got, again = run(t.x, t.w), run(t.x, t.w)
+            run = moments.bind(request, config, per_image)
+            got, again = run(*operands), run(*operands)
         assert all(oracle.same_bits(each, other) for each, other in zip(got, again, strict=True))
         assert oracle.same_bits(got[0], want)
         zones.check()
-        error = oracle.check(MOMENTS, with_moments(*got), t, spec)
-        record(names, MOMENTS, subject.label(dtype), error.norm)
+        error = oracle.check(result, with_moments(*got), t, spec)
+        record(names, result, subject.label(dtype), error.norm)
 
 
 def _request(one: Case, dtype: torch.dtype, result: Direction, t: Tensors, precision: Precision) -> Request:

@@ -6,18 +6,19 @@ from functools import partial
 
 import torch
 
-from tests.measured import MOMENTS
+from tests.measured import MOMENTS, MOMENTS_IMAGES
 from tests.mutations.mutation import Mutation
 
 
 def _fault(
     name: str, fault: str, *edits: tuple[str, str], kernel: str = "halo_sm90/moments", on: str = "sm90_pointwise_nhwc",
-    dtype: torch.dtype = torch.float16, shape: str = "measured pointwise",
+    dtype: torch.dtype = torch.float16, shape: str = "measured pointwise", result: str = MOMENTS,
 ) -> Mutation:  # fmt: skip
-    return Mutation(f"sm90 moments: {name}", kernel, fault, edits, on, MOMENTS, dtype, "halo_sm90", shape)
+    return Mutation(f"sm90 moments: {name}", kernel, fault, edits, on, result, dtype, "halo_sm90", shape)
 
 
 _sum = partial(_fault, kernel="halo_sm90/moments_sum")
+_images = partial(_sum, on="sm90_pointwise_many_nhwc", result=MOMENTS_IMAGES)
 
 MUTATIONS = (
     # pointwise/moments.cuh
@@ -59,10 +60,18 @@ MUTATIONS = (
          ("found[i].squares + pixels * mean * mean", "found[i].squares")),
     _sum("variance around zero", "the mean is not taken off", ("/ pixels - mean * mean", "/ pixels")),
     _sum("boxes that are full", "every box counts as one of 64 pixels",
-         ("pixels = p.pixels.of(min(box + i * BOX_LANES, p.boxes - 1));", "pixels = 64;")),
+         ("pixels = p.pixels.of(min(box + i * BOX_LANES, end - 1));", "pixels = 64;")),
     _sum("pixels of the last box", "the last box of a row counts as a full one",
          ("return min(box_cols, cols - box * box_cols);", "return box_cols;")),
     _sum("rows of the last boxes", "a box beyond the last row of an image counts rows that are none",
          ("min(box_rows, rows - row)", "box_rows"), on="sm90_pointwise_stride_joined"),
     _sum("half a tree", "the tree of a block ends early", ("half > 0; half /= 2", "half > 1; half /= 2")),
+    _images("the first image", "every image has the boxes of the first",
+            ("const int first = image * p.boxes,", "const int first = 0,")),
+    _images("boxes of later images", "an image has the boxes of those behind it, too",
+            ("end = first + p.boxes;", "end = p.boxes * int(gridDim.x) / p.blocks;")),
+    _images("one place", "every image writes where the first does",
+            ("p.mean[image * p.filters + filter]", "p.mean[filter]")),
+    _images("filters of an image", "blocks of filters are counted through all images",
+            ("(blockIdx.x - image * p.blocks) * FILTERS", "blockIdx.x * FILTERS")),
 )  # fmt: skip

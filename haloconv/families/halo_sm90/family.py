@@ -110,11 +110,13 @@ class HaloSm90Family:
     def bind(self, request: Request, config: Config) -> BoundCall:
         return _KERNELS[config.kernel].bind(request, config)
 
-    def has_moments(self, request: Request, config: Config) -> bool:
-        return moments.has_moments(request, config)
+    def has_moments(self, request: Request, config: Config, per_image: bool = False) -> bool:
+        return moments.has_moments(request, config, per_image)
 
-    def bind_moments(self, request: Request, config: Config) -> Callable[..., tuple[torch.Tensor, ...]]:
-        return moments.bind(request, config)
+    def bind_moments(
+        self, request: Request, config: Config, per_image: bool = False
+    ) -> Callable[..., tuple[torch.Tensor, ...]]:
+        return moments.bind(request, config, per_image)
 
     def sources(self) -> list[KernelSource]:
         return sources.sources()

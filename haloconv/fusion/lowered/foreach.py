@@ -4,7 +4,7 @@ Inductor makes one kernel of such an operator and takes in what its operands are
 
 * what a batch norm in training mode writes, two averages and a counter, and the reciprocal deviation that it keeps for
   its gradient. Where Inductor's reduction finds the statistics all but the counter ride along in its kernel; where they
-  come with the convolution (batch_norms.py) each is a kernel of its own, of as many elements as there are channels;
+  come with the convolution (norms.py) each is a kernel of its own, of as many elements as there are channels;
 * casts of weights under autocast, before the first convolution;
 * casts of their gradients, behind the last.
 """

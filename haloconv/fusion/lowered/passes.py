@@ -8,7 +8,7 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from haloconv import moments
-from haloconv.fusion.lowered import batch_norms, foreach
+from haloconv.fusion.lowered import foreach, norms
 
 SETTING = "post_grad_custom_pre_pass"
 """The setting of Inductor that they are given as."""
@@ -21,14 +21,14 @@ class OwnPasses(CustomGraphPass):
         self._before = before
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        batch_norms.replace_statistics(graph)
+        norms.replace_statistics(graph)
         foreach.gather(graph)
         if self._before is not None:
             self._before(graph)
 
     def uuid(self) -> Any:
         """What compiled code on disk is found by; None: it is not kept."""
-        files = (__file__, *(str(module.__file__) for module in (batch_norms, foreach, moments)))
+        files = (__file__, *(str(module.__file__) for module in (foreach, norms, moments)))
         own = get_hash_for_files(files)
         if self._before is None:
             return own

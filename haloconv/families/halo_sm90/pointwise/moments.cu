@@ -2,9 +2,9 @@
 //
 //   y as there; of each filter and box of 64 pixels the mean of its results, and the sum of squared differences from it
 //
-// For a batch norm in training mode that follows: moments_sum.cu makes statistics of all pixels of these, so that no
-// launch reads y for them. A consumer reads a slab once more in the buffer that TMA stores it from: so results count as
-// they are in memory, rounded.
+// For a batch norm in training mode, or a group norm, that follows: moments_sum.cu makes statistics of all pixels of
+// these, or of each image's, so that no launch reads y for them. A consumer reads a slab once more in the buffer that
+// TMA stores it from: so results count as they are in memory, with bias and residual, rounded.
 //
 // Roles and budget are those of pointwise.cu, beside 16 registers of a slab's words.
 #include "families/halo_sm90/pointwise/consume.cuh"
@@ -20,7 +20,7 @@
 //   TAPS CLUSTER       those of implicit_gemm.cu; defined only where there are several taps, and clusters
 //   X_INNER Y_INNER    1: channels and filters are neighbours in memory
 //   KEEPS_W W_LOADS M_BLOCKS COLUMNS SPLIT_N STAGES Y_BUFFERS  those of pointwise.cu
-//   AFFINE ACTIVATION  those of pointwise.cu: nothing becomes of a sum
+//   AFFINE ACTIVATION AFFINE_AND_RESIDUAL  those of pointwise.cu
 static_assert(MOMENTS && X_INNER && Y_INNER, "rows of M are pixels of a box");
 
 extern "C" __global__ void __launch_bounds__(hc::pointwise::THREADS, 1)

@@ -2,11 +2,11 @@
 //
 //   mean = sum of n mean / pixels       variance = sum of (squares + n mean^2) / pixels - mean^2
 //
-// over all boxes of n pixels each (halo_sm90/pointwise/moments.cuh). Sums are in fp64, in a fixed order: what cancels
-// has 29 bits more than the result.
+// over the boxes of an image, or of all images, of n pixels each (halo_sm90/pointwise/moments.cuh). Sums are in fp64,
+// in a fixed order: what cancels has 29 bits more than the result.
 //
-// A block has FILTERS filters, which neighbouring lanes read; its other threads share the boxes. Budget: AT_ONCE
-// registers for loads, sums of all threads in shared memory.
+// A block has FILTERS filters of an image, or of all, which neighbouring lanes read; its other threads share the boxes.
+// Budget: AT_ONCE registers for loads, sums of all threads in shared memory.
 #include "families/halo_sm90/pointwise/box_pixels.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/ptx/fence.cuh"
@@ -22,11 +22,12 @@ struct alignas(8) Moments {
 };
 
 struct Params {
-    const Moments* moments;  // [box][filter]
-    float *mean, *variance;  // of each filter
-    i64 all_pixels;
+    const Moments* moments;           // [box][filter]
+    float *mean, *variance;           // [image][filter], or of all images
+    i64 all_pixels;                   // of an image, or of all
     hc::pointwise::BoxPixels pixels;  // of a box
-    int boxes, filters;
+    int boxes, filters;               // boxes of an image, or of all
+    int blocks;                       // of all filters
 };
 
 struct Smem {
@@ -36,19 +37,20 @@ struct Smem {
 extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_moments_sum(const __grid_constant__ Params p) {
     __shared__ Smem smem;
     const int lane = threadIdx.x % FILTERS, box_lane = threadIdx.x / FILTERS;
-    const int filter = blockIdx.x * FILTERS + lane;
+    const int image = blockIdx.x / p.blocks, filter = (blockIdx.x - image * p.blocks) * FILTERS + lane;
+    const int first = image * p.boxes, end = first + p.boxes;
     hc::ptx::griddepcontrol_wait();
     double means = 0, squares = 0;
-    for (int box = box_lane; filter < p.filters && box < p.boxes; box += AT_ONCE * BOX_LANES) {
+    for (int box = first + box_lane; filter < p.filters && box < end; box += AT_ONCE * BOX_LANES) {
         Moments found[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const int at = box + i * BOX_LANES;
-            found[i] = at < p.boxes ? p.moments[i64(at) * p.filters + filter] : Moments{};
+            found[i] = at < end ? p.moments[i64(at) * p.filters + filter] : Moments{};
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const double mean = found[i].mean, pixels = p.pixels.of(min(box + i * BOX_LANES, p.boxes - 1));
+            const double mean = found[i].mean, pixels = p.pixels.of(min(box + i * BOX_LANES, end - 1));
             means += pixels * mean, squares += found[i].squares + pixels * mean * mean;
         }
     }
@@ -64,6 +66,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) halo_sm90_moments_sum(cons
     if (box_lane > 0 || filter >= p.filters) return;
     const double pixels = double(p.all_pixels), mean = smem.means[0][lane] / pixels;
     const double variance = smem.squares[0][lane] / pixels - mean * mean;
-    p.mean[filter] = float(mean);
-    p.variance[filter] = variance < 0 ? 0 : float(variance);
+    p.mean[image * p.filters + filter] = float(mean);
+    p.variance[image * p.filters + filter] = variance < 0 ? 0 : float(variance);
 }

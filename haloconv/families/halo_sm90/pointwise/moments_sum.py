@@ -18,14 +18,27 @@ def source() -> KernelSource:
     return kernel_source(KERNEL, "halo_sm90_moments_sum", {})
 
 
-def bind(product: Product, device: torch.device) -> Launch:
-    """``launch(moments of boxes, mean, variance)``, all fp32: of pairs [box][filter] those of each filter."""
+def bind(product: Product, device: torch.device, images: int = 1) -> Launch:
+    """``launch(moments of boxes, mean, variance)``, all fp32: of pairs [box][filter] those of each filter.
+
+    They are of all images, or of each of ``images``, which `has_boxes_of_images` must allow.
+    """
+    blocks = ceil_div(product.filters, _FILTERS)
     fields: dict[str, Value] = {
-        **{"all_pixels": product.pixels, "pixels": box_pixels(product)},
-        **{"boxes": product.all_boxes, "filters": product.filters},
+        **{"all_pixels": product.pixels // images, "pixels": box_pixels(product)},
+        **{"boxes": product.all_boxes // images, "filters": product.filters, "blocks": blocks},
     }
-    shape = LaunchShape(ceil_div(product.filters, _FILTERS), _THREADS)
-    return Launch(source(), device, shape, fields, pdl=True)
+    return Launch(source(), device, LaunchShape(images * blocks, _THREADS), fields, pdl=True)
+
+
+def has_boxes_of_images(product: Product) -> bool:
+    """Whether each box has pixels of one image alone, and each image as many boxes."""
+    images, (cols, rows, across, _) = product.problem.n, product.boxes
+    if images == 1 or (product.y.images == images and product.taps is None):
+        return True
+    if product.taps is None and product.y.rows > 1:  # rows of several images, one above the other
+        return product.y.rows % (images * rows) == 0
+    return rows == 1 and product.pixels % (images * cols) == 0 and across % images == 0
 
 
 def box_pixels(product: Product) -> dict[str, Value]:

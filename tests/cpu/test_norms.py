@@ -1,4 +1,4 @@
-"""Statistics of batch norms in training mode that come with the convolution: which, and the same values."""
+"""Statistics of batch norms in training mode and of group norms that come with the convolution: which, and values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from haloconv.choose.choice import Choice
 from haloconv.families.halo_sm90.pointwise import implicit_gemm, moments_sum
 from haloconv.families.halo_sm90.pointwise import moments as kernel
 from haloconv.families.halo_sm90.pointwise import tile as pointwise_tile
-from haloconv.fusion.lowered import batch_norms
-from haloconv.fusion.lowered.batch_norms import replace_statistics
+from haloconv.fusion.lowered import norms
+from haloconv.fusion.lowered.norms import replace_statistics
 from haloconv.fusion.lowered.passes import OwnPasses
 from haloconv.jit.compile import compile_source
 from haloconv.problem import Problem, dense_request
@@ -61,6 +61,14 @@ def normed(
     return y, variance, mean, (y - mean) * torch.rsqrt(variance + 1e-5)
 
 
+def added(x: torch.Tensor, w: torch.Tensor, *, scale: bool = False, activation: str | None = None, **how: int) -> tuple:
+    """With a bias and a residual."""
+    b, residual = torch.linspace(-1, 1, len(w)).to(x.dtype), x[:, :1].expand(-1, len(w), -1, -1)
+    b = torch.stack([b.float(), b.float() + 2], 1) if scale else b
+    y = OPS.fprop_epilogue(x, w, b, residual, scale, activation, *VALUES)
+    return y, *statistics(y, **how)  # type: ignore[arg-type]
+
+
 def plain(x: torch.Tensor, w: torch.Tensor) -> tuple:
     return normed(x, w)
 
@@ -74,16 +82,25 @@ def twice(x: torch.Tensor, w: torch.Tensor) -> tuple:
 
 BF16 = torch.bfloat16
 X, W = channels_last(2, 8, 5, 7), channels_last(128, 8, 3, 3)
+WHOLE = channels_last(3, 8, 8, 16)  # boxes of 64 pixels are of one image
 REPLACED: dict[str, tuple[Callable, torch.Tensor, torch.Tensor]] = {
     "fp32": (plain, X, W),
     "bf16": (plain, X.to(BF16), W.to(BF16)),
     "filters as PyTorch makes them": (plain, X, W.contiguous()),
     "two": (twice, X, W),
+    "a bias": (lambda x, w: normed(x, w, torch.linspace(-1, 1, 128)), X, W),
+    "bias and residual": (lambda x, w: added(x, w), X, W),
+    "the same in bf16": (lambda x, w: added(x, w), X.to(BF16), W.to(BF16)),
+    "of images": (lambda x, w: normed(x, w, dims=(2, 3)), WHOLE, W),
+    "of images, with bias and residual": (lambda x, w: added(x, w, dims=(2, 3)), WHOLE.to(BF16), W.to(BF16)),
+    "of one image": (lambda x, w: normed(x, w, dims=(2, 3)), WHOLE[:1, :, :5], W),
 }
 LEFT: dict[str, tuple[Callable, torch.Tensor, torch.Tensor]] = {
-    "a bias": (lambda x, w: normed(x, w, w.new_ones(128)), X, W),
     "unbiased": (lambda x, w: normed(x, w, correction=1), X, W),
-    "of images": (lambda x, w: normed(x, w, dims=(2, 3)), X, W),
+    "of images that share a box": (lambda x, w: normed(x, w, dims=(2, 3)), X, W),
+    "of rows": (lambda x, w: normed(x, w, dims=(3,)), WHOLE, W),
+    "a scale": (lambda x, w: added(x, w, scale=True), X, W),
+    "an activation": (lambda x, w: added(x, w, activation="relu"), X, W),
     "nchw": (plain, X.contiguous(), W.contiguous()),
     "fp64": (plain, X.double(), W.double()),
     "three products": (lambda x, w: normed(x, w, values=(*VALUES[:4], "tf32x3", *VALUES[5:])), X, W),
@@ -111,21 +128,25 @@ def test_which_statistics_come_with_the_result(name: str) -> None:
 
 
 @pytest.mark.usefixtures("device")
-def test_the_operator_is_the_convolution_and_its_statistics() -> None:
+@pytest.mark.parametrize(("adds", "per_image"), [(False, False), (True, False), (False, True), (True, True)])
+def test_the_operator_is_the_convolution_and_its_statistics(adds: bool, per_image: bool) -> None:
     x, w = X.to(BF16), W.to(BF16)
-    y, variance, mean = OPS.fprop_moments(x, w, *VALUES)
-    assert torch.equal(y, OPS.fprop(x, w, None, *VALUES))
-    want = torch.var_mean(y.double(), (0, 2, 3), correction=0, keepdim=True)
+    x = x if not per_image else WHOLE.to(BF16)
+    b, residual = (torch.ones(128, dtype=BF16), x[:, :1].expand(-1, 128, -1, -1)) if adds else (None, None)
+    arguments = (x, w, b, residual, per_image)
+    y, variance, mean = OPS.fprop_moments(*arguments, *VALUES)
+    assert torch.equal(y, OPS.fprop_epilogue(x, w, b, residual, False, None, *VALUES))
+    want = torch.var_mean(y.double(), (2, 3) if per_image else (0, 2, 3), correction=0, keepdim=True)
     for got, each in zip((variance, mean), want, strict=True):
-        assert got.dtype == torch.float32 and got.shape == (1, 128, 1, 1)
+        assert got.dtype == torch.float32 and got.shape == (len(x) if per_image else 1, 128, 1, 1)
         torch.testing.assert_close(got.double(), each, rtol=1e-6, atol=1e-7)
-    torch.library.opcheck(OPS.fprop_moments.default, (x, w, *VALUES))
+    torch.library.opcheck(OPS.fprop_moments.default, (*arguments, *VALUES))
     by_pytorch = (*VALUES[:5], "aten", False)
     assert not moments.has_moments(x, w, haloconv.library._spec(*by_pytorch))
-    for one, other in zip(OPS.fprop_moments(x, w, *by_pytorch), (y, variance, mean), strict=True):
+    for one, other in zip(OPS.fprop_moments(*arguments, *by_pytorch), (y, variance, mean), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
     table = haloconv.decompositions()[OPS.fprop_moments.default]
-    for one, other in zip(table(x, w, *VALUES), (y, variance, mean), strict=True):
+    for one, other in zip(table(*arguments, *VALUES), (y, variance, mean), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
 
 
@@ -136,7 +157,7 @@ def test_statistics_at_the_ends_of_fp32(scale: float, right: bool) -> None:
     x, w = X * scale, W
     spec = haloconv.library._spec(*VALUES)
     assert moments.has_moments(x, w, spec)
-    y, variance, mean = moments.fprop(x, w, spec)
+    y, variance, mean = moments.fprop(x, w, None, None, spec)
     check_measured(MOMENTS, with_moments(y, mean, variance))
     assert variance.isfinite().all() == right
     finite = variance.nan_to_num(1.0, 1.0) * 2 + 1e-36
@@ -151,10 +172,10 @@ def test_a_bound_call_is_kept_until_plans_are_forgotten(monkeypatch: pytest.Monk
     choose = moments.choose_now
     monkeypatch.setattr(moments, "choose_now", lambda *given: asked.append(given) or choose(*given))
     for _ in range(3):
-        OPS.fprop_moments(X, W, *VALUES)
+        OPS.fprop_moments(X, W, None, None, False, *VALUES)
     assert len(asked) == 1
     haloconv.plan.clear_plans()
-    OPS.fprop_moments(X, W, *VALUES)
+    OPS.fprop_moments(X, W, None, None, False, *VALUES)
     assert len(asked) == 2
 
 
@@ -200,13 +221,54 @@ def test_inductor_trains_a_block_as_pytorch_does(monkeypatch: pytest.MonkeyPatch
     with emulated(), inductor.patch(post_grad_custom_pre_pass=before, fx_graph_cache=False):
         got = trained(model, torch.compile(model, backend="haloconv"), x)
         torch._dynamo.reset()
-        monkeypatch.setattr(batch_norms, "replace_statistics", lambda graph: 0)
+        monkeypatch.setattr(norms, "replace_statistics", lambda graph: 0)
         by_reduction = trained(plain, torch.compile(plain, backend="haloconv"), x)
     assert [before.graphs[i].count("haloconv.fprop_moments.default](") for i in (0, 2)] == [2, 0]
     for one, other in zip(by_reduction, got, strict=True):
         assert (one.double() - other.double()).norm() <= 1e-3 * one.double().norm()  # what is rounded is amplified
     for want, each in zip(trained(theirs, theirs, x)[: 1 + len([*model.buffers()])], got, strict=False):
         assert (want.double() - each.double()).norm() <= 2e-3 * want.double().norm()  # TF32's
+
+
+class Residual(nn.Module):
+    """Two blocks of a decoder: group norms before convolutions, an addition behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(8, 72) for _ in range(4))
+        self.convolutions = nn.ModuleList(nn.Conv2d(72, 72, 3, padding=1) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in (0, 2):
+            y = self.convolutions[i](nn.functional.silu(self.norms[i](x)))
+            x = x + self.convolutions[i + 1](nn.functional.silu(self.norms[i + 1](y)))
+        return x
+
+
+@pytest.mark.parametrize(("extent", "trains", "measured"), [(16, False, 3), (16, True, 3), (12, False, 0)])
+def test_inductor_norms_groups_by_what_convolutions_measure(
+    extent: int, trains: bool, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the first, whose image no convolution made; of images that share a box none."""
+    for module in (backends, moments):
+        monkeypatch.setattr(module, "choose_now", lambda request, family: Choice("halo_sm90", "chosen by the test"))
+    monkeypatch.setattr(backends, "_gains_by_channels_last", lambda forward: True)
+    before, model = Counting(), Residual()
+    x = image(3, 72, extent, extent).contiguous(memory_format=torch.channels_last)
+    theirs = copy.deepcopy(model).double()
+    with emulated(), inductor.patch(post_grad_custom_pre_pass=before, fx_graph_cache=False):
+        compiled = torch.compile(model, backend="haloconv")
+        with torch.set_grad_enabled(trains):
+            y = compiled(x)
+        if trains:
+            y.square().sum().backward()
+    assert before.graphs[0].count("haloconv.fprop_moments.default](") == measured
+    want = theirs(x.double().contiguous())  # PyTorch 2.13 crashes on a CPU in the gradient in channels_last
+    assert (want - y).norm() <= 2e-3 * want.norm()  # TF32's
+    if trains:
+        want.square().sum().backward()
+        for one, other in zip(theirs.parameters(), model.parameters(), strict=True):
+            assert (one.grad - other.grad).norm() <= 1e-2 * one.grad.norm()
 
 
 def test_what_compiled_code_on_disk_is_found_by() -> None:
