@@ -140,6 +140,28 @@ def of_gradients(x: torch.Tensor, weights: list[torch.Tensor]) -> tuple:
     )
 
 
+def many_gradients(x: torch.Tensor, weights: list[torch.Tensor]) -> tuple:
+    dy, wide = cast(torch.ones_like(x[:, :1]).expand(2, 128, 5, 7).contiguous()), cast(x)
+    return tuple(cast(OPS.wgrad(dy, wide * i, [128, 8, 3, 3], "nhwc", *VALUES), torch.float32) for i in range(5))
+
+
+@pytest.mark.parametrize(("at_once", "lists"), [(5, 1), (4, 1), (3, 2), (2, 2), (1, 0)])
+def test_gradients_do_not_wait_for_many_others(at_once: int, lists: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each list stands behind the last gradient of it; one that is left alone stays as it is."""
+    monkeypatch.setattr(foreach, "_MOST_ELEMENTS", at_once * 128 * 8 * 9)
+    graph = make_fx(many_gradients, tracing_mode="fake")(X, [W])
+    want = graph(X, [W])
+    assert foreach.gather(graph.graph) == (0 if at_once == 1 else 4 if at_once in (2, 4) else 5)
+    graph.graph.lint()
+    graph.recompile()
+    order = [node.target for node in graph.graph.nodes if "foreach" in str(node.target) or "wgrad" in str(node.target)]
+    assert sum("foreach" in str(each) for each in order) == lists
+    if at_once == 2:
+        assert ["foreach" in str(each) for each in order] == [False, False, True, False, False, True, False]
+    for one, other in zip(want, graph(X, [W]), strict=True):
+        assert torch.equal(other, one)
+
+
 @pytest.mark.parametrize(("step", "found"), [(of_weights, 2), (of_gradients, 2)])
 def test_which_casts_are_gathered(step: Step, found: int) -> None:
     given = (X, [W * i for i in (1, 2, 3, 4)])

@@ -6,7 +6,7 @@ Inductor makes one kernel of such an operator and takes in what its operands are
   its gradient. Where Inductor's reduction finds the statistics all but the counter ride along in its kernel; where they
   come with the convolution (norms.py) each is a kernel of its own, of as many elements as there are channels;
 * casts of weights under autocast, before the first convolution;
-* casts of their gradients, behind the last.
+* casts of their gradients, some at a time: until then those in 16 bits are there beside those in fp32.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Node = torch.fx.Node
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _OVER_PIXELS = [0, 2, 3]
 _LEAST = 2  # of what is worth a list
+_MOST_ELEMENTS = 1 << 24  # of gradients that wait for their cast, 32 MB
 
 
 def gather(graph: torch.fx.Graph) -> int:
@@ -56,11 +57,26 @@ def _is_of_weight(node: Node) -> bool:
 
 
 def _gather_gradients(graph: torch.fx.Graph) -> int:
-    """Casts of weight gradients that the graph gives out."""
-    casts = [node for node in _casts(graph) if _is_of_gradient(node)]
-    if len(casts) < _LEAST:
-        return 0
-    return _replace(graph, graph.output_node(), casts, _aten._foreach_copy.default, (casts, casts))
+    """Casts of weight gradients that the graph gives out, in lists that end behind the last of each."""
+    found = 0
+    for casts in _lists([node for node in _casts(graph) if _is_of_gradient(node)]):
+        if len(casts) >= _LEAST:
+            found += _replace(graph, casts[-1].next, casts, _aten._foreach_copy.default, (casts, casts))
+    return found
+
+
+def _lists(casts: Sequence[Node]) -> Iterator[list[Node]]:
+    """The casts in their order, each list with as many as may wait for the last of it."""
+    waiting: list[Node] = []
+    elements = 0
+    for node in casts:
+        size = value_of(node).numel()
+        if waiting and elements + size > _MOST_ELEMENTS:
+            yield waiting
+            waiting, elements = [], 0
+        waiting.append(node)
+        elements += size
+    yield waiting
 
 
 def _is_of_gradient(node: Node) -> bool:
