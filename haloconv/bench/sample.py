@@ -10,11 +10,11 @@ import json
 import random
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple, cast, get_args
+from typing import NamedTuple, cast
 
 import torch
 
@@ -98,7 +98,7 @@ def read_drawn(text: str) -> list[Drawn]:
 
 def _read_line(line: str) -> Drawn:
     name, *words = line.strip().rsplit(" ", 3)
-    allowed = (get_args(Direction), PRECISIONS, LAYOUTS)
+    allowed: tuple[Collection[str], ...] = (DIRECTIONS, PRECISIONS, LAYOUTS)
     if len(words) < len(allowed) or any(word not in known for word, known in zip(words, allowed, strict=True)):
         raise ValueError(f"no layer with its direction, precision and layout: {line!r}")
     direction, precision, layout = words

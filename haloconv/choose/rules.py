@@ -368,9 +368,10 @@ def _by_cuda_cores(problem: Problem) -> tuple[str, str]:
 
 
 def _of_groups_by_cuda_cores(problem: Problem) -> tuple[str, str]:
-    """All but weight gradients of 4 channels a group (0.53 to 1.24), and of 1x1 in ``nchw`` (0.81 to 1.23; probes)."""
+    """Behind were weight gradients of 4 channels a group (to 9 taps: 0.53 to 1.24), and of 1x1 in nchw (from 0.81)."""
     pointwise = problem.r * problem.s == 1 and problem.layout == "nchw"
-    if problem.direction == "wgrad" and (problem.c_per_group < 8 or pointwise):
+    few = problem.c_per_group < 8 and problem.r * problem.s <= 9
+    if problem.direction == "wgrad" and (few or pointwise):
         return "aten", "by rule: direct is no faster on weight gradients of few products in a group"
     return "direct", "by rule: direct is faster on fp32 layers of few channels per group"
 
@@ -387,6 +388,6 @@ def _is_slow_input_gradient(problem: Problem) -> bool:
 
 
 def _is_slow_filter_gradient(problem: Problem) -> bool:
-    """Very few channels, few pixels, and dilations (0.86 and 0.91; probes)."""
+    """Very few channels, few pixels, and dilations with fewer channels than A's 32 (0.86 and 0.91 with 16 and 8)."""
     few = problem.c_per_group < 4 or problem.n * problem.p * problem.q < 1 << 16
-    return few or max(problem.dilation) > 1
+    return few or (max(problem.dilation) > 1 and problem.c < _DENSE_CHANNELS)

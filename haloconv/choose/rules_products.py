@@ -20,6 +20,7 @@ _FULL = 0.95  # the least share of chunks of channels, and of blocks of filters,
 _CHUNK_BYTES, _BLOCK = 128, 64  # of channels; filters
 _LEAST_PRODUCT_BYTES = 8_000_000  # that a 1x1 layer reads of pixels and writes: the least that was measured
 _LEAST_OF_CHANNELS = 128  # where a tap is a product
+_COLS_OF_TIES, _LEAST_RESULTS = 64, 3 << 19  # of pointwise in 16-bit nchw: a row; elements that it writes
 _LEAST_OFF = 3 / 16  # the least dilation that was measured ahead, in extents of the image: 12 of 64
 
 _LARGE_PRODUCT = "halo_sm90 is faster on 1x1 layers of many pixels and channels on Hopper's tensor cores"
@@ -34,9 +35,9 @@ def is_a_large_product(problem: Problem, device: torch.device) -> bool:
     at 1.02 of PyTorch's speed or better, all 29 that were 3 % ahead among them; 45 more that an earlier run had are 3 %
     ahead, too. None had fewer pixels, bytes or channels than the rule asks for.
 
-    In 16-bit ``nchw`` the rule names ``pointwise_planes`` alone: the fastest tile of ``pointwise`` was at 0.95 to 1.08
-    of PyTorch's speed, and at 1.00 in the median, in the 18 shipped records of layers without a bias there, and draws
-    of it at 1.04 in the median, five of 14 below 1.01.
+    In 16-bit ``nchw`` ``pointwise`` is left out on rows of 64 pixels and more: there its fastest tile was at 0.99 to
+    1.08 of PyTorch's speed, and at 1.00 in the median, in 17 shipped records of layers without a bias, and draws of it
+    at 0.87 to 1.31. On 28 and 56 pixels all rows and draws were at 1.02 to 1.25, one record at 0.95.
     """
     if problem.direction == "wgrad" or problem.precision_label not in ("tf32", "fp16", "bf16"):
         return False
@@ -54,8 +55,11 @@ def is_a_large_product(problem: Problem, device: torch.device) -> bool:
         if (many and problem.dtype.itemsize == 2) or pixels < 1 << 12:
             return False
     kernel = _product_kernel(problem, device)
-    halves_nchw = problem.layout == "nchw" and problem.dtype.itemsize == 2
-    return kernel is not None and not (halves_nchw and kernel == "halo_sm90/pointwise")
+    if kernel == "halo_sm90/pointwise" and problem.layout == "nchw" and problem.dtype.itemsize == 2:
+        filters = problem.k if problem.direction == "fprop" else problem.c
+        whole = filters <= 64 or filters % 128 == 0
+        return whole and problem.q < _COLS_OF_TIES and pixels * filters >= _LEAST_RESULTS
+    return kernel is not None
 
 
 def _product_kernel(problem: Problem, device: torch.device) -> str | None:

@@ -169,7 +169,10 @@ def _on_an_h200(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> str:
         ("256 -> 64 at 56", "fprop", "bf16", "nhwc", "halo_sm90"),
         ("512 -> 256 at 28", "fprop", "fp16", "nhwc", "aten"),  # cuDNN is fastest where it sums many channels
         ("512 -> 256 at 28", "fprop", "tf32", "nhwc", "halo_sm90"),
-        ("512 -> 256 at 28", "fprop", "fp16", "nchw", "aten"),  # pointwise ties there
+        ("512 -> 256 at 28", "fprop", "fp16", "nchw", "halo_sm90"),
+        ("512 -> 256 at 64", "fprop", "fp16", "nchw", "aten"),  # pointwise ties there
+        ("512 -> 320 at 28", "fprop", "fp16", "nchw", "aten"),  # half a block of filters
+        ("512 -> 256 at 64", "fprop", "tf32", "nchw", "halo_sm90"),
         ("512 -> 256 at 28", "dgrad", "fp16", "nhwc", "halo_sm90"),
         ("512 -> 256 at 28", "wgrad", "fp16", "nhwc", "aten"),
         ("512 -> 256 at 28", "fprop", "fp32", "nchw", "aten"),
@@ -183,7 +186,8 @@ def _on_an_h200(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> str:
         ("512 -> 1024 at 28 / 2", "wgrad", "tf32", "nchw", "aten"),
         ("1024 -> 2048 at 14 / 2", "wgrad", "fp16", "nhwc", "aten"),  # rows of 7
         ("252 -> 512 at 56 / 2", "wgrad", "fp16", "nchw", "aten"),
-        ("256 -> 64 at 28", "fprop", "bf16", "nchw", "aten"),
+        ("256 -> 64 at 28", "fprop", "bf16", "nchw", "halo_sm90"),
+        ("256 -> 64 at 24", "fprop", "bf16", "nchw", "aten"),  # fewer results
         ("256 -> 64 at 24", "fprop", "tf32", "nchw", "halo_sm90"),
         ("512 -> 2048 at 7", "dgrad", "fp16", "nchw", "halo_sm90"),  # on pointwise_planes: 1.55 in a row
         ("512 -> 256 at 30", "fprop", "fp16", "nchw", "aten"),  # planes that no kernel for 1x1 layers takes
@@ -322,6 +326,8 @@ AROUND = {"padding": (1,) * 4}
         ("dgrad", (2, 16, 22, 22, 1392, 7, 7), (2, 504, 85, 170, 24, 7, 7), {**FP32, "dilation": (4, 4)}, "direct"),
         ("fprop", (64, 24, 8, 8, 512, 7, 7), (128, 80, 25, 28, 16, 7, 7), {**FP32, "padding": (3,) * 4}, "direct"),
         ("fprop", (8, 3, 256, 256, 32, 11, 11), (20, 8, 224, 448, 64, 7, 7), {**FP32, "stride": (4, 4)}, "direct"),
+        ("wgrad", (2, 16, 144, 288, 24, 7, 7), (8, 32, 512, 512, 64, 7, 7),
+         {**FP32, "padding": (12,) * 4, "dilation": (4, 4)}, "direct"),
         ("wgrad", (32, 64, 56, 112, 64, 1, 1), (16, 64, 64, 128, 64, 3, 3), {**FP32, "groups": 8}, "direct"),
         ("wgrad", (10, 128, 112, 115, 128, 3, 3), (2, 256, 64, 128, 256, 3, 3), {**FP32, "groups": 32}, "direct"),
         ("dgrad", (64, 728, 14, 14, 728, 3, 3), (8, 728, 48, 48, 728, 3, 3),
