@@ -1,6 +1,7 @@
 """Judge the rules by draws of `haloconv bench --sample`: what they were drawn from, and what they never saw.
 
 python -m tools.judge_rules [GPU ...]     # by default every folder of benchmarks/results
+python -m tools.judge_rules --left        # what rules give up: rows of suites and draws that were ahead
 
 A hash of the problem puts each draw into one of two halves. Rules are drawn from the one, whose slowest rows are
 listed; of the other only the verdict is printed, by rule. Rows that today's rules would not run so are left out. What
@@ -14,6 +15,7 @@ import hashlib
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,7 +28,7 @@ from haloconv.choose.rules import by_rule
 from haloconv.device import gpu_stem
 from haloconv.families import FAMILIES
 from haloconv.problem import Problem, dense_request
-from tools.measured import ROOT, facts_of, gpus, stood_in
+from tools.measured import ROOT, facts_of, gpus, rows_of, stood_in
 from tools.readme_results import family_of
 
 DRAWN_FROM, JUDGED_ON = "drawn from", "judged on"
@@ -91,12 +93,32 @@ def judgment(found: Iterable[Draw]) -> Iterator[str]:
         yield f"  {draw.ratio:.2f} {draw.name} ({draw.rule})"
 
 
+def left(gpu: dict, root: Path = ROOT) -> Iterator[Draw]:
+    """Rows of a kernel of ours on which PyTorch runs today by rule, the fastest first: what a rule was narrowed by."""
+    found = []
+    with stood_in(facts_of(gpu)):
+        for row, case in rows_of(root, gpu_stem(gpu["name"])):
+            problem = case.problem(row["direction"], row["precision"], row["layout"])
+            if family_of(row) != "aten" and by_rule(problem, _CPU).family == "aten":
+                name = " ".join(str(row[key]) for key in ("case", "direction", "precision", "layout"))
+                found.append(Draw(name, row.get("kernel") or family_of(row), row["ratio"]))
+    yield from sorted(found, key=lambda draw: -draw.ratio)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gpu", nargs="*", help="names as in benchmarks/gpus.json")
-    wanted = parser.parse_args().gpu
+    parser.add_argument("--left", action="store_true", help=f"the {_LISTED} fastest rows that rules leave to PyTorch")
+    asked = parser.parse_args()
     for gpu in gpus():
-        if not wanted or gpu["name"] in wanted:
+        if asked.gpu and gpu["name"] not in asked.gpu:
+            continue
+        if asked.left:
+            sys.stdout.write(f"{gpu['name']}:\n")
+            sys.stdout.writelines(
+                f"  {each.ratio:.2f} {each.name} ({each.rule})\n" for each in islice(left(gpu), _LISTED)
+            )
+        else:
             found, others = draws(gpu)
             sys.stdout.write(f"{gpu['name']}: {len(found)} draws; {others} rows are of other choices than today's\n")
             sys.stdout.writelines(f"{line}\n" for line in judgment(found))

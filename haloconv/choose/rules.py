@@ -30,9 +30,8 @@ _CHANNELS_IN_FP64, _PIXELS_IN_FP64 = 64, 3136  # the least that were measured, o
 _STEM_CHANNELS, _FOLDED_CHANNELS = 4, 3  # of stems, at most; in 16-bit nhwc
 _STRIDED_FILTERS, _LEAST_COLS = 48, 22  # of outputs by CUDA cores
 _STEM_TAPS = 11  # in a row or column, at most: patches of 16x16 were behind
-_PIXELS_OF_FEW_IMAGES = 6272  # the most in the suite few_images
-_NARROW = 48  # pixels of a row: in 16-bit nchw layers of many taps were behind on shorter ones (draws of 2026-11-27)
 _COLS_OF_SIXTEEN = 64  # of groups of 16 channels in nhwc, in 16 bits or less than 64: 14 to 31 were at 0.75 to 0.90
+_SHORT_ROW = 48  # pixels: of filter gradients of few depthwise taps
 _NHWC_COLS = 48  # of 3x3 filters of fp32 planes in nhwc: rows of 14 to 32 were at 0.81 to 1.06
 _MARCHED_COLS = 14  # of 16-bit nchw planes: a march of 128 images of 7x7 was at 0.63 (a draw of 2026-11-27)
 
@@ -109,8 +108,8 @@ def _has_few_taps(problem: Problem) -> bool:
     if _has_small_planes(problem):
         return True
     if problem.direction == "wgrad":
-        if problem.q < 48:
-            return False
+        if problem.q < _SHORT_ROW:
+            return _has_many_taps_on_short_rows(problem)
         if problem.layout == "nchw":
             return True
         return taps > 25 if problem.dtype == torch.float16 else strided or taps > 9
@@ -119,6 +118,12 @@ def _has_few_taps(problem: Problem) -> bool:
     if not halves and taps == 9 and problem.r == problem.s and problem.q < _NHWC_COLS:
         return False
     return halves or not strided or problem.direction == "dgrad"
+
+
+def _has_many_taps_on_short_rows(problem: Problem) -> bool:
+    """fp32 ``wgrad`` in ``nhwc`` of 5x5 taps and more: 1.63 to 30.8 in nine shipped records (H200, 32 images)."""
+    is_square = problem.r == problem.s >= 5 and problem.dtype == torch.float32
+    return is_square and problem.layout == "nhwc" and problem.q >= 7 and problem.k_per_group == 1
 
 
 def _has_small_planes(problem: Problem) -> bool:
@@ -188,6 +193,22 @@ def _has_few_channels(problem: Problem) -> bool:
     return few and (problem.direction == "fprop" or max(problem.stride) == 1)
 
 
+def _has_groups_of_24(problem: Problem) -> bool:
+    """3x3 outputs and input gradients of groups of 24 channels, as RegNetY has them.
+
+    By shipped records of an NVIDIA H200 (32 images of 7x7 to 112x112; each of its fastest config): in ``nchw`` all 32,
+    of strides of 1 and 2, were at 1.30 of PyTorch's speed or better, in ``nhwc`` all 13 that are named at 1.34 or
+    better. There strided outputs were at 1.11, and on rows of 56 pixels ``halo_sm90`` was faster.
+    """
+    if problem.direction == "wgrad" or not rules_sm90.is_of_groups_of_24(problem):
+        return False
+    if _outputs(problem) < _LEAST_OUTPUTS or problem.layout == "nchw":
+        return _outputs(problem) >= _LEAST_OUTPUTS
+    if problem.stride == (1, 1):
+        return problem.q < 56 and (problem.direction == "fprop" or problem.dtype.itemsize == 2)
+    return problem.direction == "dgrad" and problem.dtype.itemsize == 2
+
+
 def _marches(problem: Problem) -> bool:
     """Grouped layers in nhwc whose kernels march, and were measured ahead."""
     plain = max(problem.stride) == max(problem.dilation) == 1 and problem.q >= 14
@@ -233,20 +254,6 @@ def _is_dense_in_fp64(problem: Problem) -> bool:
     return enough and (problem.r, problem.s) == (3, 3)
 
 
-def _has_many_taps(problem: Problem) -> bool:
-    """Layers of many taps, channels and pixels, that ``halo_sm90`` was measured ahead on."""
-    if support.why_no_tensor_cores(problem) is not None or problem.stride != (1, 1):
-        return False
-    taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
-    if min(problem.c_per_group, problem.k_per_group) < _DENSE_CHANNELS:
-        return False
-    if problem.layout == "nchw" and problem.dtype.itemsize == 2 and problem.q < _NARROW:
-        return False
-    if taps >= 15 and pixels >= 1 << 17:
-        return True
-    return taps >= 9 and pixels >= _enough_pixels(problem)
-
-
 def _in_terms(problem: Problem, device: torch.device) -> Ruling | None:
     """What was measured ahead of full fp32 in three TF32 products, ``halo_sm90`` for dense layers, else None.
 
@@ -277,40 +284,6 @@ def _in_terms(problem: Problem, device: torch.device) -> Ruling | None:
     return None
 
 
-def _enough_pixels(problem: Problem) -> int:
-    """Pixels of all images of the output from which on 3x3 layers were measured ahead; cuDNN is fastest in ``nhwc``."""
-    tf32, nchw = problem.precision_label == "tf32", problem.layout == "nchw"
-    if problem.direction == "dgrad" and tf32:
-        return 1 << 15
-    if nchw:
-        return 1 << 16
-    if tf32:
-        dilated = max(problem.dilation) > 1 and problem.c % 64 == 0 and problem.k % 64 == 0
-        return 1 << 15 if dilated else 1 << 17  # dilated with 152 and 216 filters: 0.87 and 0.89 (draws)
-    return 1 << 20
-
-
-def _has_few_pixels(problem: Problem) -> bool:
-    """Layers of few small images and many channels, on which ``halo_sm90`` was measured ahead with split-K.
-
-    ``weights`` are those of one tap, ``pixels`` those of all images of the output. By rows of the suite few_images: in
-    ``nchw`` all gradients in TF32 were at 1.09 or better, and all layers of 128 channels in 16 bits at 1.19 or better.
-    """
-    if support.why_no_tensor_cores(problem) is not None or max(*problem.stride, *problem.dilation) > 1:
-        return False
-    weights, pixels = problem.c * problem.k, problem.n * problem.p * problem.q
-    if problem.groups > 1 or (problem.r, problem.s) != (3, 3) or problem.c % 128 or problem.k % 128:
-        return False
-    tf32, nchw = problem.precision_label == "tf32", problem.layout == "nchw"
-    if not nchw:
-        return tf32 and problem.direction == "dgrad" and pixels <= 1 << 11 and problem.n == 1 and weights <= 1 << 16
-    if tf32:
-        if problem.direction == "dgrad":
-            return pixels <= _PIXELS_OF_FEW_IMAGES
-        return pixels <= 400 and (weights <= 1 << 18 or problem.q <= 7)
-    return pixels <= (_PIXELS_OF_FEW_IMAGES if weights <= 1 << 14 else 400 if weights >= 1 << 18 else 0)
-
-
 RULES = (
     Rule("depthwise_toeplitz", _has_bands, "depthwise_toeplitz is faster on depthwise layers of large filters"),
     Rule("depthwise", _has_few_taps, "depthwise is faster on layers of one channel per group and few taps"),
@@ -323,6 +296,7 @@ RULES = (
     Rule("depthwise_window", _has_a_large_filter, "depthwise_window is faster on depthwise layers of many taps"),
     Rule("grouped_sm90", _has_few_channels, "grouped_sm90 is faster on groups of 8 and 16 channels in nhwc on Hopper"),
     Rule("halo_sm80", _has_few_channels, "halo_sm80 is faster on layers of few channels per group on tensor cores"),
+    Rule("halo_sm80", _has_groups_of_24, "halo_sm80 is faster on 3x3 layers of groups of 24 channels", hopper=True),
     Rule(
         "grouped_sm90",
         _has_a_small_filter_gradient,
@@ -338,10 +312,10 @@ RULES = (
         rules_sm90.has_a_wide_filter_gradient,
         "halo_sm90 is faster on weight gradients of wide layers on Hopper's tensor cores",
     ),
-    Rule("halo_sm90", _has_many_taps, "halo_sm90 is faster on layers of many taps on Hopper's tensor cores"),
+    Rule("halo_sm90", rules_sm90.has_many_taps, "halo_sm90 is faster on layers of many taps on Hopper's tensor cores"),
     Rule(
         "halo_sm90",
-        _has_few_pixels,
+        rules_sm90.has_few_pixels,
         "halo_sm90 is faster on few small images of many channels on Hopper's tensor cores",
     ),
     Rule("halo_sm80_f64", _is_dense_in_fp64, "halo_sm80_f64 is faster on dense fp64 layers on tensor cores"),

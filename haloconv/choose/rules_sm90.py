@@ -1,4 +1,4 @@
-"""Layers on which ``halo_sm90`` was measured ahead: weight gradients, signals, strides; a part of rules.py.
+"""Layers on which ``halo_sm90`` was measured ahead: many taps, weight gradients, signals, strides; a part of rules.py.
 
 Signals and strides by rows of the suite ``fronts`` on an NVIDIA H100 (2026-11-26), in ``nchw``: half of them, as
 ``tools/judge_rules.py`` halves them, gave the numbers, the other half judged them, but for ``upsamples_by_two``.
@@ -6,13 +6,65 @@ Signals and strides by rows of the suite ``fronts`` on an NVIDIA H100 (2026-11-2
 
 from __future__ import annotations
 
+from haloconv import support
 from haloconv.problem import Problem
 
 _ON_TENSOR_CORES = ("tf32", "fp16", "bf16")
 _LEAST_PIXELS = 1376  # of all signals: the least that was measured
 _LEAST_CHANNELS = 32
+_PIXELS_OF_24 = 1568  # of weight gradients of groups of 24 channels
+_PIXELS_OF_FEW_IMAGES = 6272  # the most in the suite few_images
+_NARROW = 48  # pixels of a row: in 16-bit nchw layers of many taps were behind on shorter ones (draws of 2026-11-27)
 _MOST_COPIED = 1 << 25  # elements of x and dy, 64 MB
 GROUPED_CHANNELS = 16  # of a group: of so many, or fewer, other families were measured ahead
+
+
+def has_many_taps(problem: Problem) -> bool:
+    """Layers of many taps, channels and pixels, that ``halo_sm90`` was measured ahead on."""
+    if support.why_no_tensor_cores(problem) is not None or problem.stride != (1, 1):
+        return False
+    taps, pixels = problem.r * problem.s, problem.n * problem.p * problem.q
+    if min(problem.c_per_group, problem.k_per_group) < _LEAST_CHANNELS:
+        return False
+    if problem.layout == "nchw" and problem.dtype.itemsize == 2 and problem.q < _NARROW:
+        return False
+    if taps >= 15 and pixels >= 1 << 17:
+        return True
+    return taps >= 9 and pixels >= _enough_pixels(problem)
+
+
+def _enough_pixels(problem: Problem) -> int:
+    """Pixels of all images of the output from which on 3x3 layers were measured ahead; cuDNN is fastest in ``nhwc``."""
+    tf32, nchw = problem.precision_label == "tf32", problem.layout == "nchw"
+    if problem.direction == "dgrad" and tf32:
+        return 1 << 15
+    if nchw:
+        return 1 << 16
+    if tf32:
+        dilated = max(problem.dilation) > 1 and problem.c % 64 == 0 and problem.k % 64 == 0
+        return 1 << 15 if dilated else 1 << 17  # dilated with 152 and 216 filters: 0.87 and 0.89 (draws)
+    return 1 << 20
+
+
+def has_few_pixels(problem: Problem) -> bool:
+    """Layers of few small images and many channels, on which ``halo_sm90`` was measured ahead with split-K.
+
+    ``weights`` are those of one tap, ``pixels`` those of all images of the output. By rows of the suite few_images: in
+    ``nchw`` all gradients in TF32 were at 1.09 or better, and all layers of 128 channels in 16 bits at 1.19 or better.
+    """
+    if support.why_no_tensor_cores(problem) is not None or max(*problem.stride, *problem.dilation) > 1:
+        return False
+    weights, pixels = problem.c * problem.k, problem.n * problem.p * problem.q
+    if problem.groups > 1 or (problem.r, problem.s) != (3, 3) or problem.c % 128 or problem.k % 128:
+        return False
+    tf32, nchw = problem.precision_label == "tf32", problem.layout == "nchw"
+    if not nchw:
+        return tf32 and problem.direction == "dgrad" and pixels <= 1 << 11 and problem.n == 1 and weights <= 1 << 16
+    if tf32:
+        if problem.direction == "dgrad":
+            return pixels <= _PIXELS_OF_FEW_IMAGES
+        return pixels <= 400 and (weights <= 1 << 18 or problem.q <= 7)
+    return pixels <= (_PIXELS_OF_FEW_IMAGES if weights <= 1 << 14 else 400 if weights >= 1 << 18 else 0)
 
 
 def has_a_wide_filter_gradient(problem: Problem) -> bool:
@@ -47,6 +99,20 @@ def has_a_wide_filter_gradient(problem: Problem) -> bool:
     return is_wide or (piece == 8 and problem.q < 48 and _has_a_small_map(problem, pixels))
 
 
+def is_of_groups_of_24(problem: Problem) -> bool:
+    """3x3 layers of groups of 24 channels, of strides of 1 or 2, on tensor cores."""
+    square = problem.r == problem.s == 3 and max(problem.dilation) == 1 and problem.stride in ((1, 1), (2, 2))
+    grouped = problem.groups > 1 and problem.c_per_group == problem.k_per_group == 24
+    return grouped and square and support.why_no_tensor_cores(problem) is None
+
+
+def has_gradients_of_groups_of_24(problem: Problem) -> bool:
+    """``dgrad`` in TF32 in ``nhwc``: 1.35 or better in all eight shipped records of an NVIDIA H200 (32 images)."""
+    if problem.direction != "dgrad" or problem.layout != "nhwc" or problem.precision_label != "tf32":
+        return False
+    return is_of_groups_of_24(problem) and problem.n * problem.c * problem.h * problem.w >= 1 << 20
+
+
 def _has_many_products(problem: Problem, pixels: int) -> bool:
     """Large 3x3 layers of many filters and channels, on which PyTorch was 8 to 31 % ahead, in 16-bit ``nhwc``.
 
@@ -58,10 +124,12 @@ def _has_many_products(problem: Problem, pixels: int) -> bool:
 
 
 def _has_a_grouped_filter_gradient(problem: Problem, pixels: int) -> bool:
-    """Groups of 24 channels were measured, on rows of 14 and 28: in 16-bit ``nchw`` ahead on those of 14 alone.
+    """Groups of 24 channels were measured: in ``nhwc``, and in TF32, at 2.02 or better from rows of 7 on (32 images).
 
     Of 64 channels rows of 14 were at 0.84 in 16-bit ``nhwc``, those of 28 at 1.28 with 32 (probes of 2026-11-29).
     """
+    if problem.c_per_group == problem.k_per_group == 24 and (problem.dtype.itemsize == 4 or problem.layout == "nhwc"):
+        return problem.q >= 7 and pixels >= _PIXELS_OF_24
     least = 28 if min(problem.c_per_group, problem.k_per_group) > 32 and problem.dtype.itemsize == 2 else 14
     enough = min(problem.c_per_group, problem.k_per_group) > GROUPED_CHANNELS and problem.q >= least
     return enough and pixels >= 12544 and (problem.dtype.itemsize == 4 or problem.layout == "nhwc")
@@ -174,6 +242,7 @@ def upsamples_by_two(problem: Problem) -> bool:
 
 
 KINDS = (
+    (has_gradients_of_groups_of_24, "halo_sm90 is faster on TF32 input gradients of groups of 24 channels in nhwc"),
     (convolves_signals, "halo_sm90 is faster on signals of many channels on Hopper's tensor cores"),
     (has_a_filter_gradient_of_signals, "halo_sm90 is faster on weight gradients of signals on Hopper's tensor cores"),
     (upsamples_by_two, "halo_sm90 is faster on input gradients of stride 2 to few channels on Hopper's tensor cores"),

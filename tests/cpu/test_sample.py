@@ -236,3 +236,18 @@ def test_committed_draws_are_judged() -> None:
         and others <= 0.05 * len(found)
         and {"aten", "depthwise has_few_taps"} <= {draw.rule for draw in found}
     )
+
+
+def test_what_rules_leave_is_told_fastest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of our kernels on which PyTorch runs by rule; neither PyTorch's own rows nor those of a rule."""
+    ours, theirs = "stem 8x3x224x224 k64 7x7 s2 p3x3 d1 g1", "dense 8x64x28x28 k64 1x1 s1 p0x0 d1 g1"
+    common = {"direction": "fprop", "precision": "fp16", "layout": "nchw", "kernel": "direct/direct"}
+    rows = [
+        {"case": ours, "family": "halo_sm80", "ratio": 2.0, **common},
+        {"case": theirs, "family": "direct", "ratio": 1.2, **common},
+        {"case": theirs, "family": "direct", "ratio": 1.4, **common},
+        {"case": theirs, "family": "aten", "ratio": 3.0, **common},
+    ]
+    monkeypatch.setattr(judge_rules, "rows_of", lambda *_: ((row, sample.read_case(str(row["case"]))) for row in rows))
+    gpu = next(gpu for gpu in judge_rules.gpus() if gpu["name"] == "NVIDIA H200")
+    assert [each.ratio for each in judge_rules.left(gpu)] == [1.4, 1.2]
