@@ -213,6 +213,12 @@ def _on_an_h200(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> str:
         ("64 -> 64 at 14", "fprop", "fp16", "nchw", "aten"),  # fewer bytes
         ("32 -> 64 at 112", "fprop", "fp16", "nchw", "aten"),  # fewer channels
         ("256 -> 72 at 56", "fprop", "fp16", "nhwc", "aten"),
+        ("48 -> 120 at 56 / 2", "fprop", "bf16", "nchw", "halo_sm90"),  # strided, of few channels
+        ("48 -> 120 at 56 / 2", "dgrad", "tf32", "nchw", "halo_sm90"),
+        ("48 -> 120 at 56 / 2", "fprop", "tf32", "nchw", "aten"),
+        ("48 -> 120 at 56 / 2", "fprop", "bf16", "nhwc", "aten"),
+        ("24 -> 120 at 56 / 2", "fprop", "bf16", "nchw", "aten"),
+        ("48 -> 120 at 24 / 2", "fprop", "bf16", "nchw", "aten"),  # fewer pixels
     ],
 )
 def test_1x1_layers_of_many_pixels_and_channels_have_a_kernel_on_hopper(
