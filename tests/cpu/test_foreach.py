@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch._inductor.config as inductor
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from haloconv import backend as backends
@@ -195,3 +196,67 @@ def test_inductor_trains_the_same_under_autocast(monkeypatch: pytest.MonkeyPatch
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-2, atol=1e-2)
         assert other.stride() == one.stride()
+
+
+def of_vectors(x: torch.Tensor, w: torch.Tensor, vectors: list[torch.Tensor]) -> tuple:
+    """Biases that are cast, and the bias and scale of a norm; an input itself, and one made of an image, stay."""
+    values = (*VALUES[:4], "tf32", "halo_sm90", False)
+    y = OPS.fprop(cast(x), cast(w), cast(vectors[0]), *values)
+    z, _, _ = OPS.fprop_moments(cast(x), cast(w), cast(vectors[1]), None, False, *values)
+    both = torch.stack((vectors[1] * 0.5, torch.rsqrt(vectors[0] * vectors[0] + 1e-5)), 1)
+    s = OPS.fprop_epilogue(x, w, both, None, True, "relu", *values)
+    u = OPS.fprop(x, w, vectors[0], *values)
+    v = OPS.fprop(x, w, x.sum() * vectors[0], *values)
+    return y, z, s, u, v
+
+
+@pytest.mark.parametrize(("most", "found"), [(500, 3), (128, 2), (1, 0)])
+def test_what_convolutions_add_is_gathered(most: int, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreach, "_MOST_OF_A_VECTOR", most)
+    given = (X, W, [torch.linspace(-1, 1, 128), torch.linspace(2, 3, 128)])
+    graph = make_fx(of_vectors, tracing_mode="fake")(*given)
+    want = graph(*given)
+    assert foreach.gather(graph.graph) == found
+    graph.graph.lint()
+    graph.recompile()
+    assert graph.code.count("aten._foreach_copy") == (1 if found else 0)
+    if found:
+        assert graph.code.index("_foreach_copy") < graph.code.index("haloconv.fprop")
+    for one, other in zip(want, graph(*given), strict=True):
+        assert torch.equal(other, one)
+
+
+class Inferred(nn.Module):
+    """Convolutions with norms in evaluation mode, and two with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(64, 64, 3, padding=1, bias=i > 1) for i in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(64) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv, norm in zip(self.convolutions, self.norms, strict=False):
+            x = torch.relu(norm(conv(x)))
+        return self.convolutions[3](torch.relu(self.convolutions[2](x)))
+
+
+@pytest.mark.parametrize("under_autocast", [False, True])
+def test_inductor_infers_the_same(under_autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (backends, moments):
+        monkeypatch.setattr(module, "choose_now", lambda request, family: Choice("halo_sm90", "chosen by the test"))
+    monkeypatch.setattr(backends, "_gains_by_channels_last", lambda forward: True)
+    model, x, graphs, found = Inferred().eval(), image(2, 64, 8, 10), [], []
+    for norm in model.norms:
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.5, 2)
+    for gather in (lambda graph: 0, foreach.gather):
+        monkeypatch.setattr(foreach, "gather", gather)
+        seen, own = Counting(), copy.deepcopy(model)
+        with inductor.patch(post_grad_custom_pre_pass=seen, fx_graph_cache=False), torch.no_grad():
+            torch._dynamo.reset()
+            compiled = torch.compile(own, backend="haloconv")
+            with torch.autocast("cpu", BF16, enabled=under_autocast):
+                found.append(compiled(x))
+        graphs.append(seen.graphs[0])
+    assert [each.count("aten._foreach_copy.default](") for each in graphs] == [0, 1]
+    assert torch.equal(*found)

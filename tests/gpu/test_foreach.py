@@ -33,6 +33,16 @@ class Tower(nn.Module):
         return x
 
 
+def tower() -> Tower:
+    """One in channels_last."""
+    model = Tower().cuda()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous(
+            memory_format=LAYOUTS["nhwc"] if parameter.dim() == 4 else LAYOUTS["nchw"]
+        )
+    return model
+
+
 def step(call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cuda", dtype=torch.bfloat16):
         y = call(x.detach().requires_grad_())
@@ -47,11 +57,7 @@ def test_many_small_kernels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (backends, moments):
         monkeypatch.setattr(module, "choose_now", lambda request, family: Choice("halo_sm90", "chosen by the test"))
     torch.manual_seed(0)
-    model = Tower().cuda()
-    for parameter in model.parameters():
-        parameter.data = parameter.data.contiguous(
-            memory_format=LAYOUTS["nhwc"] if parameter.dim() == 4 else LAYOUTS["nchw"]
-        )
+    model = tower()
     x = torch.randn(8, 256, 28, 28, device="cuda").contiguous(memory_format=LAYOUTS["nhwc"])
     found, launches = [], []
     for gather in (lambda graph: 0, foreach.gather):
@@ -69,3 +75,27 @@ def test_many_small_kernels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     for one, other in zip(*found, strict=True):
         assert one.stride() == other.stride()
         torch.testing.assert_close(other, one, rtol=2e-2, atol=2e-3)
+
+
+def test_what_convolutions_add_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In evaluation mode: the bias and scale of all norms, instead of a kernel each."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("halo_sm90 needs compute capability (9, 0)")
+    for module in (backends, moments):
+        monkeypatch.setattr(module, "choose_now", lambda request, family: Choice("halo_sm90", "chosen by the test"))
+    torch.manual_seed(0)
+    model = tower().eval()
+    x = torch.randn(8, 256, 28, 28, device="cuda").contiguous(memory_format=LAYOUTS["nhwc"])
+    found, launches = [], []
+    for gather in (lambda graph: 0, foreach.gather):
+        monkeypatch.setattr(foreach, "gather", gather)
+        torch._dynamo.reset()
+        call = torch.compile(model, backend=backends.backend, fullgraph=True)
+        with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
+            call(x)
+            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                found.append(call(x))
+                torch.cuda.synchronize()
+        launches.append(sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events()))
+    assert launches[1] <= launches[0] - BLOCKS + 1, launches
+    torch.testing.assert_close(found[1], found[0], rtol=2e-2, atol=2e-3)

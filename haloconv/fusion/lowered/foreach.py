@@ -1,6 +1,9 @@
-"""Many small kernels of a training step as few, by PyTorch's foreach operators, as its optimizers have them.
+"""Many small kernels as few, by PyTorch's foreach operators, as its optimizers have them.
 
-Inductor makes one kernel of such an operator and takes in what its operands are made of. Three kinds are gathered:
+Inductor makes one kernel of such an operator and takes in what its operands are made of. Four kinds are gathered:
+
+* what convolutions add, where it is made of parameters: biases that autocast casts, and the bias and scale of each
+  filter that a batch norm in evaluation mode comes to. Ours reads them from memory, so each is a kernel of its own;
 
 * what a batch norm in training mode writes, two averages and a counter, and the reciprocal deviation that it keeps for
   its gradient. Where Inductor's reduction finds the statistics all but the counter ride along in its kernel; where they
@@ -24,12 +27,48 @@ Node = torch.fx.Node
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _OVER_PIXELS = [0, 2, 3]
 _LEAST = 2  # of what is worth a list
+_ADDING = tuple(getattr(torch.ops.haloconv, name).default for name in ("fprop", "fprop_epilogue", "fprop_moments"))
+_MOST_OF_A_VECTOR = 1 << 16  # elements
 _MOST_ELEMENTS = 1 << 24  # of gradients that wait for their cast, 32 MB
 
 
 def gather(graph: torch.fx.Graph) -> int:
     """Replace such nodes in place; how many."""
-    return _gather_weights(graph) + _gather_gradients(graph) + _gather_norms(graph)
+    return _gather_vectors(graph) + _gather_weights(graph) + _gather_gradients(graph) + _gather_norms(graph)
+
+
+def _gather_vectors(graph: torch.fx.Graph) -> int:
+    """What forward convolutions of ours add, if it is computed from inputs of the graph alone: before all else."""
+    added = (node.args[2] for target in _ADDING for node in graph.find_nodes(op="call_function", target=target))
+    made = {each: _made_of_inputs(each) for each in added if isinstance(each, Node) and each.op == "call_function"}
+    vectors = [each for each, nodes in made.items() if nodes]
+    if len(vectors) < _LEAST:
+        return 0
+    moved = set().union(*(made[each] or () for each in vectors))
+    in_order = [node for node in graph.nodes if node in moved]
+    first = next(node for node in graph.nodes if node.op != "placeholder" and node not in moved)
+    for node in in_order:
+        first.prepend(node)
+    return _replace(graph, first, vectors, _aten._foreach_copy.default, (vectors, vectors))
+
+
+def _made_of_inputs(node: Node) -> set[Node] | None:
+    """The nodes that compute this one, and it, if all of them and the inputs of the graph that they read are small.
+
+    Empty if it is an input.
+    """
+    value = node.meta.get("val")
+    known = isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
+    if not known or value_of(node).numel() > _MOST_OF_A_VECTOR:
+        return None
+    if node.op in ("placeholder", "get_attr"):
+        return {node} if node.op == "get_attr" else set()
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        return None
+    parts = [_made_of_inputs(each) for each in node.all_input_nodes]
+    if None in parts or torch.Tag.nondeterministic_seeded in node.target.tags:
+        return None
+    return {node}.union(*(each for each in parts if each))
 
 
 def _gather_weights(graph: torch.fx.Graph) -> int:
