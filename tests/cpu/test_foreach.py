@@ -199,7 +199,7 @@ def test_inductor_trains_the_same_under_autocast(monkeypatch: pytest.MonkeyPatch
 
 
 def of_vectors(x: torch.Tensor, w: torch.Tensor, vectors: list[torch.Tensor]) -> tuple:
-    """Biases that are cast, and the bias and scale of a norm; an input itself, and one made of an image, stay."""
+    """Biases that are cast, bias and scale of a norm; an input, a view of one, and one made of an image stay."""
     values = (*VALUES[:4], "tf32", "halo_sm90", False)
     y = OPS.fprop(cast(x), cast(w), cast(vectors[0]), *values)
     z, _, _ = OPS.fprop_moments(cast(x), cast(w), cast(vectors[1]), None, False, *values)
@@ -207,7 +207,8 @@ def of_vectors(x: torch.Tensor, w: torch.Tensor, vectors: list[torch.Tensor]) ->
     s = OPS.fprop_epilogue(x, w, both, None, True, "relu", *values)
     u = OPS.fprop(x, w, vectors[0], *values)
     v = OPS.fprop(x, w, x.sum() * vectors[0], *values)
-    return y, z, s, u, v
+    of_view = OPS.fprop(x, w, vectors[1].view(2, 64).view(128), *values)
+    return y, z, s, u, v, of_view
 
 
 @pytest.mark.parametrize(("most", "found"), [(500, 3), (128, 2), (1, 0)])

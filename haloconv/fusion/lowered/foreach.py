@@ -40,7 +40,7 @@ def gather(graph: torch.fx.Graph) -> int:
 def _gather_vectors(graph: torch.fx.Graph) -> int:
     """What forward convolutions of ours add, if it is computed from inputs of the graph alone: before all else."""
     added = (node.args[2] for target in _ADDING for node in graph.find_nodes(op="call_function", target=target))
-    made = {each: _made_of_inputs(each) for each in added if isinstance(each, Node) and each.op == "call_function"}
+    made = {each: _made_of_inputs(each) for each in added if isinstance(each, Node) and _is_computed(each)}
     vectors = [each for each, nodes in made.items() if nodes]
     if len(vectors) < _LEAST:
         return 0
@@ -50,6 +50,12 @@ def _gather_vectors(graph: torch.fx.Graph) -> int:
     for node in in_order:
         first.prepend(node)
     return _replace(graph, first, vectors, _aten._foreach_copy.default, (vectors, vectors))
+
+
+def _is_computed(node: Node) -> bool:
+    """Whether the node has memory of its own: it is no input, and no view of one."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and all(each.alias_info is None for each in target._schema.returns)
 
 
 def _made_of_inputs(node: Node) -> set[Node] | None:
