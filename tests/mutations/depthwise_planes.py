@@ -109,8 +109,10 @@ WGRAD = (
            ("(i64)work.filter * (OUT_H * OUT_W), work.planes", "0, work.planes"), on="plane_steps", result="wgrad"),
     _fault("wgrad: channels of their own", "filters of one channel read others",
            ("X::row_at(plane / MULTIPLIER, x_row)", "X::row_at(plane, x_row)"), on="plane_multiplier", result="wgrad"),
-    _fault("wgrad: rows of dy beyond the last", "what was in registers counts as a row",
-           ("(CUTS && !has_row(i, strip))", "false"), on="plane_3x3", result="wgrad"),
+    _fault("wgrad: rows of dy beyond the last", "what was in registers, here ones, counts as a row",
+           ("(CUTS && !has_row(i, strip))", "false"),
+           ("float rows[ROWS][OUT_W];", "float rows[ROWS][OUT_W];\n        for (auto& row : rows)\n"
+            "            for (float& each : row) each = 1.f;"), on="plane_3x3", result="wgrad"),
     _fault("wgrad: sums of one part of a block", "sums of other strips and images are lost",
            ("part < STRIPS * SLOTS; ++part", "part < 1; ++part"), on="plane_3x3", result="wgrad"),
     _fault("wgrad: sums too early", "sums are added before they stand there",
