@@ -91,7 +91,7 @@ def _outputs(problem: Problem) -> int:
 
 
 def _results(problem: Problem) -> int:
-    """Elements of an image that a direction writes."""
+    """Elements that ``fprop`` or ``dgrad`` writes."""
     if problem.direction == "dgrad":
         return problem.n * problem.c * problem.h * problem.w
     return _outputs(problem)
@@ -202,8 +202,10 @@ def _has_groups_of_24(problem: Problem) -> bool:
     """
     if problem.direction == "wgrad" or not rules_sm90.is_of_groups_of_24(problem):
         return False
-    if _outputs(problem) < _LEAST_OUTPUTS or problem.layout == "nchw":
-        return _outputs(problem) >= _LEAST_OUTPUTS
+    if _outputs(problem) < _LEAST_OUTPUTS:
+        return False
+    if problem.layout == "nchw":
+        return True
     if problem.stride == (1, 1):
         return problem.q < 56 and (problem.direction == "fprop" or problem.dtype.itemsize == 2)
     return problem.direction == "dgrad" and problem.dtype.itemsize == 2

@@ -22,7 +22,7 @@ from haloconv.families import FAMILIES
 from haloconv.functional import autocasted, cached_spec, functional_mode, goes_straight
 from haloconv.fusion.chains import HOOKS, Chain
 from haloconv.fusion.forwards import function_of
-from haloconv.fusion.graph import bias_and_scale_of_norm
+from haloconv.fusion.graph import shift_and_scale_of_norm
 from haloconv.layout import strides_of
 from haloconv.module import Conv2d
 from haloconv.precision import torch_precision
@@ -118,7 +118,7 @@ class _Norm:
         if mean is None or variance is None:
             return None
         with torch.no_grad():
-            pairs = bias_and_scale_of_norm(mean, variance, (factor, summand), self._eps, b)
+            pairs = torch.stack(shift_and_scale_of_norm(mean, variance, (factor, summand), self._eps, b), 1)
         if written is not None:
             self._kept = _Kept(tensors, versions, pairs)
         return pairs

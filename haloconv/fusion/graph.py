@@ -123,6 +123,17 @@ def bias_and_scale_of_norm(
 ) -> torch.Tensor:
     """(K, 2) in fp32, what a batch norm with these statistics makes of sums (K filters) that lack ``bias`` yet.
 
+    For compiled graphs: a stack would be no pointwise operation, and a kernel for each of its parts.
+    """
+    shift, scale = shift_and_scale_of_norm(mean, variance, tail, eps, bias)
+    return torch.where(torch.arange(2, device=scale.device) == 0, shift[:, None], scale[:, None])
+
+
+def shift_and_scale_of_norm(
+    mean: torch.Tensor, variance: torch.Tensor, tail: tuple[Any, Any], eps: float, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two of `bias_and_scale_of_norm`, (K,) each.
+
     ``tail`` are its own factor and summand, (K,) or None each. y = (sums + bias - mean) / sqrt(variance + eps) * factor
     + summand, as torch.nn.functional.batch_norm has it.
     """
@@ -131,7 +142,7 @@ def bias_and_scale_of_norm(
     scale = scale if factor is None else scale * factor.float()
     shift = -mean.float() if bias is None else bias.float() - mean.float()
     shift = shift * scale if summand is None else torch.addcmul(summand.float(), shift, scale)
-    return torch.stack((shift, scale), 1)
+    return shift, scale
 
 
 def _next(node: Node, value_of: Callable[[Any], Any]) -> Node | None:

@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 from torch import nn
+from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from haloconv import backend as backends
 from haloconv import moments
 from haloconv.choose.choice import Choice
+from haloconv.fusion.graph import bias_and_scale_of_norm
 from haloconv.fusion.lowered import foreach
 from tests.compiled import emulated, image
 from tests.cpu.test_norms import VALUES, Block, Counting, channels_last, trained
@@ -199,23 +201,24 @@ def test_inductor_trains_the_same_under_autocast(monkeypatch: pytest.MonkeyPatch
 
 
 def of_vectors(x: torch.Tensor, w: torch.Tensor, vectors: list[torch.Tensor]) -> tuple:
-    """Biases that are cast, bias and scale of a norm; an input, a view of one, and one made of an image stay."""
+    """Biases that are cast, bias and scale of a norm; inputs, views, a stack, and one made of an image stay."""
     values = (*VALUES[:4], "tf32", "halo_sm90", False)
     y = OPS.fprop(cast(x), cast(w), cast(vectors[0]), *values)
     z, _, _ = OPS.fprop_moments(cast(x), cast(w), cast(vectors[1]), None, False, *values)
-    both = torch.stack((vectors[1] * 0.5, torch.rsqrt(vectors[0] * vectors[0] + 1e-5)), 1)
+    both = bias_and_scale_of_norm(vectors[0], vectors[1].abs(), (vectors[0], None), 1e-5, vectors[1])
     s = OPS.fprop_epilogue(x, w, both, None, True, "relu", *values)
     u = OPS.fprop(x, w, vectors[0], *values)
     v = OPS.fprop(x, w, x.sum() * vectors[0], *values)
     of_view = OPS.fprop(x, w, vectors[1].view(2, 64).view(128), *values)
-    return y, z, s, u, v, of_view
+    stacked = OPS.fprop_epilogue(x, w, torch.stack((vectors[0], vectors[1] * 2), 1), None, True, "relu", *values)
+    return y, z, s, u, v, of_view, stacked
 
 
 @pytest.mark.parametrize(("most", "found"), [(500, 3), (128, 2), (1, 0)])
 def test_what_convolutions_add_is_gathered(most: int, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreach, "_MOST_OF_A_VECTOR", most)
     given = (X, W, [torch.linspace(-1, 1, 128), torch.linspace(2, 3, 128)])
-    graph = make_fx(of_vectors, tracing_mode="fake")(*given)
+    graph = make_fx(of_vectors, select_decomp_table(), tracing_mode="fake")(*given)
     want = graph(*given)
     assert foreach.gather(graph.graph) == found
     graph.graph.lint()

@@ -50,27 +50,46 @@ def step(call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch
     return y.detach()
 
 
-def test_many_small_kernels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four lists in place of three kernels a norm, a counter, and two casts a weight."""
+def both_ways(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[nn.Module], list[torch.Tensor]]
+) -> tuple[list, list[int]]:
+    """What ``run`` gives of a compiled tower without and with lists, and how many kernels its second call launches."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("halo_sm90 needs compute capability (9, 0)")
     for module in (backends, moments):
         monkeypatch.setattr(module, "choose_now", lambda request, family: Choice("halo_sm90", "chosen by the test"))
     torch.manual_seed(0)
     model = tower()
-    x = torch.randn(8, 256, 28, 28, device="cuda").contiguous(memory_format=LAYOUTS["nhwc"])
     found, launches = [], []
     for gather in (lambda graph: 0, foreach.gather):
         monkeypatch.setattr(foreach, "gather", gather)
-        own = copy.deepcopy(model)
         torch._dynamo.reset()
-        call = torch.compile(own, backend=backends.backend, fullgraph=True)
-        step(call, x)
+        own = copy.deepcopy(model)
+        run(own)
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            y = step(call, x)
+            found.append(run(own))
             torch.cuda.synchronize()
         launches.append(sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events()))
-        found.append([y, *own.buffers(), *(each.grad for each in own.parameters())])
+    return found, launches
+
+
+def images() -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(1)
+    return torch.randn(8, 256, 28, 28, device="cuda", generator=generator).contiguous(memory_format=LAYOUTS["nhwc"])
+
+
+def compiled(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    return torch.compile(model, backend=backends.backend, fullgraph=True)
+
+
+def test_many_small_kernels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four lists in place of three kernels a norm, a counter, and two casts a weight."""
+
+    def trained(model: nn.Module) -> list[torch.Tensor]:
+        y = step(compiled(model), images())
+        return [y, *model.buffers(), *(each.grad for each in model.parameters() if each.grad is not None)]
+
+    found, launches = both_ways(monkeypatch, trained)
     assert launches[1] <= launches[0] - 5 * BLOCKS + 4, launches
     for one, other in zip(*found, strict=True):
         assert one.stride() == other.stride()
@@ -79,23 +98,11 @@ def test_many_small_kernels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_convolutions_add_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """In evaluation mode: the bias and scale of all norms, instead of a kernel each."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("halo_sm90 needs compute capability (9, 0)")
-    for module in (backends, moments):
-        monkeypatch.setattr(module, "choose_now", lambda request, family: Choice("halo_sm90", "chosen by the test"))
-    torch.manual_seed(0)
-    model = tower().eval()
-    x = torch.randn(8, 256, 28, 28, device="cuda").contiguous(memory_format=LAYOUTS["nhwc"])
-    found, launches = [], []
-    for gather in (lambda graph: 0, foreach.gather):
-        monkeypatch.setattr(foreach, "gather", gather)
-        torch._dynamo.reset()
-        call = torch.compile(model, backend=backends.backend, fullgraph=True)
+
+    def inferred(model: nn.Module) -> list[torch.Tensor]:
         with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
-            call(x)
-            with profile(activities=[ProfilerActivity.CUDA]) as seen:
-                found.append(call(x))
-                torch.cuda.synchronize()
-        launches.append(sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events()))
+            return [compiled(model.eval())(images())]
+
+    (one, other), launches = both_ways(monkeypatch, inferred)
     assert launches[1] <= launches[0] - BLOCKS + 1, launches
-    torch.testing.assert_close(found[1], found[0], rtol=2e-2, atol=2e-3)
+    torch.testing.assert_close(other[0], one[0], rtol=2e-2, atol=2e-3)

@@ -2,9 +2,8 @@
 
 Inductor makes one kernel of such an operator and takes in what its operands are made of. Four kinds are gathered:
 
-* what convolutions add, where it is made of parameters: biases that autocast casts, and the bias and scale of each
-  filter that a batch norm in evaluation mode comes to. Ours reads them from memory, so each is a kernel of its own;
-
+* what our convolutions add, where it is made of parameters: biases that autocast casts, and the bias and scale of each
+  filter that a batch norm in evaluation mode comes to. A convolution reads them from memory, so each is a kernel;
 * what a batch norm in training mode writes, two averages and a counter, and the reciprocal deviation that it keeps for
   its gradient. Where Inductor's reduction finds the statistics all but the counter ride along in its kernel; where they
   come with the convolution (norms.py) each is a kernel of its own, of as many elements as there are channels;
@@ -15,7 +14,7 @@ Inductor makes one kernel of such an operator and takes in what its operands are
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,11 +44,16 @@ def _gather_vectors(graph: torch.fx.Graph) -> int:
     if len(vectors) < _LEAST:
         return 0
     moved = set().union(*(made[each] or () for each in vectors))
+    return _replace(graph, _behind_first(graph, moved), vectors, _aten._foreach_copy.default, (vectors, vectors))
+
+
+def _behind_first(graph: torch.fx.Graph, moved: Collection[Node]) -> Node:
+    """Bring the nodes, in their order, before all others but inputs of the graph. What comes next."""
     in_order = [node for node in graph.nodes if node in moved]
-    first = next(node for node in graph.nodes if node.op != "placeholder" and node not in moved)
+    first: Node = next(node for node in graph.nodes if node.op != "placeholder" and node not in moved)
     for node in in_order:
         first.prepend(node)
-    return _replace(graph, first, vectors, _aten._foreach_copy.default, (vectors, vectors))
+    return first
 
 
 def _is_computed(node: Node) -> bool:
@@ -59,9 +63,9 @@ def _is_computed(node: Node) -> bool:
 
 
 def _made_of_inputs(node: Node) -> set[Node] | None:
-    """The nodes that compute this one, and it, if all of them and the inputs of the graph that they read are small.
+    """The nodes that compute this one, and it, if all of them are pointwise, and with the inputs that they read small.
 
-    Empty if it is an input.
+    Empty if it is an input. What is not pointwise has kernels of its own, which no foreach operator takes in.
     """
     value = node.meta.get("val")
     known = isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
@@ -69,12 +73,17 @@ def _made_of_inputs(node: Node) -> set[Node] | None:
         return None
     if node.op in ("placeholder", "get_attr"):
         return {node} if node.op == "get_attr" else set()
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not _is_pointwise(target):
         return None
     parts = [_made_of_inputs(each) for each in node.all_input_nodes]
-    if None in parts or torch.Tag.nondeterministic_seeded in node.target.tags:
-        return None
-    return {node}.union(*(each for each in parts if each))
+    return None if None in parts else {node}.union(*(each for each in parts if each))
+
+
+def _is_pointwise(target: torch._ops.OpOverload) -> bool:
+    """Whether what reads a result can compute it instead."""
+    again = torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
+    return again and (torch.Tag.pointwise in target.tags or target.is_view or target is _prims.iota.default)
 
 
 def _gather_weights(graph: torch.fx.Graph) -> int:
@@ -82,10 +91,7 @@ def _gather_weights(graph: torch.fx.Graph) -> int:
     casts = [node for node in _casts(graph) if _is_of_weight(node)]
     if len(casts) < _LEAST:
         return 0
-    first = next(node for node in graph.nodes if node.op != "placeholder" and node not in casts)
-    for node in casts:
-        first.prepend(node)
-    return _replace(graph, first, casts, _aten._foreach_copy.default, (casts, casts))
+    return _replace(graph, _behind_first(graph, set(casts)), casts, _aten._foreach_copy.default, (casts, casts))
 
 
 def _casts(graph: torch.fx.Graph) -> Sequence[Node]:
