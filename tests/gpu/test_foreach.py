@@ -50,9 +50,10 @@ def step(call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch
     return y.detach()
 
 
-def both_ways(
-    monkeypatch: pytest.MonkeyPatch, run: Callable[[nn.Module], list[torch.Tensor]]
-) -> tuple[list, list[int]]:
+Run = Callable[[nn.Module, Callable[[torch.Tensor], torch.Tensor]], list[torch.Tensor]]
+
+
+def both_ways(monkeypatch: pytest.MonkeyPatch, run: Run) -> tuple[list, list[int]]:
     """What ``run`` gives of a compiled tower without and with lists, and how many kernels its second call launches."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("halo_sm90 needs compute capability (9, 0)")
@@ -65,9 +66,10 @@ def both_ways(
         monkeypatch.setattr(foreach, "gather", gather)
         torch._dynamo.reset()
         own = copy.deepcopy(model)
-        run(own)
+        call = torch.compile(own, backend=backends.backend, fullgraph=True)
+        run(own, call)
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            found.append(run(own))
+            found.append(run(own, call))
             torch.cuda.synchronize()
         launches.append(sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events()))
     return found, launches
@@ -78,15 +80,11 @@ def images() -> torch.Tensor:
     return torch.randn(8, 256, 28, 28, device="cuda", generator=generator).contiguous(memory_format=LAYOUTS["nhwc"])
 
 
-def compiled(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    return torch.compile(model, backend=backends.backend, fullgraph=True)
-
-
 def test_many_small_kernels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four lists in place of three kernels a norm, a counter, and two casts a weight."""
 
-    def trained(model: nn.Module) -> list[torch.Tensor]:
-        y = step(compiled(model), images())
+    def trained(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        y = step(call, images())
         return [y, *model.buffers(), *(each.grad for each in model.parameters() if each.grad is not None)]
 
     found, launches = both_ways(monkeypatch, trained)
@@ -99,9 +97,10 @@ def test_many_small_kernels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_convolutions_add_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """In evaluation mode: the bias and scale of all norms, instead of a kernel each."""
 
-    def inferred(model: nn.Module) -> list[torch.Tensor]:
+    def inferred(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        model.eval()
         with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
-            return [compiled(model.eval())(images())]
+            return [call(images())]
 
     (one, other), launches = both_ways(monkeypatch, inferred)
     assert launches[1] <= launches[0] - BLOCKS + 1, launches
